@@ -1,0 +1,271 @@
+"""Turn, Episode and Batch: the only things that flow between rooms.
+
+Tokens are the ids that were sampled, with the log-probs they were sampled at; text is kept beside them for reading
+and is never tokenised again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import WorkbenchError
+
+
+def _ids(values: Any) -> np.ndarray:
+    return np.asarray(values, dtype=np.int32).reshape(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One action of the policy.
+
+    prompt_ids (P,) int32: every token in context when the response began; response_ids (L,) int32: the sampled
+    tokens, end-of-turn token included when it was sampled; logprobs (L,) float32, nats, under the behaviour policy.
+    observation: the environment's text this turn answers; action: the command the environment was given;
+    valid: whether the environment accepted it; truncated: the response was cut by the token limit.
+    Raises WorkbenchError where lengths differ, a turn has no tokens, or a log-prob is positive or not finite.
+    """
+
+    prompt_ids: np.ndarray
+    response_ids: np.ndarray
+    logprobs: np.ndarray
+    observation: str = ""
+    action: str = ""
+    valid: bool = True
+    reward: float = 0.0
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        object.__setattr__(self, "prompt_ids", _ids(self.prompt_ids))
+        object.__setattr__(self, "response_ids", _ids(self.response_ids))
+        object.__setattr__(self, "logprobs", np.asarray(self.logprobs, dtype=np.float32).reshape(-1))
+        if len(self.response_ids) == 0 or len(self.prompt_ids) == 0:
+            raise WorkbenchError("turn: prompt_ids and response_ids must each hold at least one token")
+        if len(self.response_ids) != len(self.logprobs):
+            raise WorkbenchError(
+                f"turn: {len(self.response_ids)} response tokens but {len(self.logprobs)} log-probs; one each expected"
+            )
+        if not np.isfinite(self.logprobs).all() or (self.logprobs > 1e-4).any():
+            raise WorkbenchError("turn: log-probs must be finite and at most 0")
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """One played game. `outcome` is 1 for success else 0; `total_reward` is on the environment's own scale.
+
+    group: episodes of one group started from the same task and seed and are compared with each other.
+    stop_reason: "won", "lost", "max_turns", "invalid_actions" or "context_full".
+    fidelity: "token" when ids and log-probs are the sampled ones, "text" when only text was recorded.
+    """
+
+    turns: tuple[Turn, ...]
+    task: str
+    group: int
+    seed: int
+    outcome: int
+    total_reward: float
+    stop_reason: str = ""
+    kind: str = ""
+    split: str = ""
+    fidelity: str = "token"
+
+    def __post_init__(self):
+        object.__setattr__(self, "turns", tuple(self.turns))
+        if self.outcome not in (0, 1):
+            raise WorkbenchError(f"episode of {self.task}: outcome must be 0 or 1, got {self.outcome!r}")
+        if not self.turns:
+            raise WorkbenchError(f"episode of {self.task}: no turns")
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether each prompt extends the sequence before it, so that the episode is one row of tokens."""
+        seen = np.empty(0, np.int32)
+        for turn in self.turns:
+            if len(turn.prompt_ids) < len(seen) or not np.array_equal(turn.prompt_ids[: len(seen)], seen):
+                return False
+            seen = np.concatenate([turn.prompt_ids, turn.response_ids])
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Right-padded rows of tokens, and the episodes they belong to. B rows, T columns, E episodes, K turns.
+
+    input_ids (B,T) long; lengths (B,) long: tokens in a row, the rest is padding; response_mask (B,T) bool: sampled
+    tokens; turn_index (B,T) long: turn of each sampled token, -1 elsewhere; episode_index (B,) long: episode of each
+    row; group_index (E,), outcome (E,) in {0,1}, reward (E,): what the advantage compares; old_logprobs (B,T): of
+    token t given all before it, under the policy that the update starts from, 0 off the mask; teacher_logprobs and
+    reference_logprobs: the same tokens under the privileged teacher and the KL reference, or None;
+    entropy (B,T): of the policy at each sampled token, nats, or None.
+    Raises WorkbenchError where shapes, masks, indices or log-probs do not fit.
+    """
+
+    input_ids: Tensor
+    lengths: Tensor
+    response_mask: Tensor
+    turn_index: Tensor
+    episode_index: Tensor
+    group_index: Tensor
+    outcome: Tensor
+    reward: Tensor
+    old_logprobs: Tensor
+    teacher_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+
+    def __post_init__(self):
+        shape = self.input_ids.shape
+        for name in ("response_mask", "turn_index", "old_logprobs", "teacher_logprobs", "reference_logprobs", "entropy"):
+            value = getattr(self, name)
+            if value is not None and value.shape != shape:
+                raise WorkbenchError(f"batch: {name} has shape {tuple(value.shape)}, input_ids {tuple(shape)}")
+        E = len(self.group_index)
+        for name in ("outcome", "reward"):
+            if getattr(self, name).shape != (E,):
+                raise WorkbenchError(f"batch: {name} must have one value for each of {E} episodes")
+        mask = self.response_mask
+        if mask.dtype != torch.bool:
+            raise WorkbenchError(f"batch: response_mask must be bool, got {mask.dtype}")
+        if not bool((mask == (self.turn_index >= 0)).all()):
+            raise WorkbenchError("batch: turn_index must be >= 0 exactly where response_mask is set")
+        if not bool(mask.any(1).all()):
+            raise WorkbenchError(f"batch: row {int((~mask.any(1)).nonzero()[0])} has an empty response mask")
+        if bool((mask & (self._columns >= self.lengths[:, None])).any()) or bool(mask[:, 0].any()):
+            raise WorkbenchError("batch: response_mask covers padding or the first token, which has no context")
+        if not bool(((self.episode_index >= 0) & (self.episode_index < E)).all()):
+            raise WorkbenchError(f"batch: episode_index must lie in 0..{E - 1}")
+        if not bool(((self.outcome == 0) | (self.outcome == 1)).all()):
+            raise WorkbenchError("batch: outcome must be 0 or 1; put other scales in reward")
+        for name in ("old_logprobs", "teacher_logprobs", "reference_logprobs"):
+            value = getattr(self, name)
+            if value is not None and not bool((torch.isfinite(value) & (value <= 1e-3))[mask].all()):
+                raise WorkbenchError(f"batch: {name} must be finite and at most 0 on sampled tokens")
+        if not bool((self.turn_tokens > 0)[self.turn_mask].all()) or not bool((self.turn_counts > 0).all()):
+            raise WorkbenchError("batch: an episode has no turns, or a gap in its turn numbers")
+
+    @property
+    def _columns(self) -> Tensor:
+        return torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
+
+    @cached_property
+    def turn_counts(self) -> Tensor:
+        """(E,) number of turns of each episode."""
+        counts = torch.zeros(len(self.group_index), dtype=torch.long, device=self.input_ids.device)
+        return counts.scatter_reduce(0, self.episode_index, self.turn_index.amax(1) + 1, "amax")
+
+    @cached_property
+    def turn_mask(self) -> Tensor:
+        """(E,K) bool, which turns exist."""
+        steps = torch.arange(int(self.turn_counts.max()), device=self.input_ids.device)
+        return steps < self.turn_counts[:, None]
+
+    @cached_property
+    def _turn_ids(self) -> Tensor:
+        """(B,T) index of each token's turn in a flat (E*K,) table; 0 off the mask."""
+        flat = self.episode_index[:, None] * self.turn_mask.shape[1] + self.turn_index
+        return torch.where(self.response_mask, flat, 0)
+
+    @cached_property
+    def counted(self) -> Tensor:
+        """(B,T) bool: sampled tokens, each turn once. A turn that a second row repeats counts in the first row only.
+
+        Some trainers pad a batch with copies of rows; counted twice, their evidence would be too.
+        """
+        if self.turn_index.shape[0] == len(self.group_index) == len(self.episode_index.unique()):
+            return self.response_mask
+        ids, mask = self._turn_ids, self.response_mask
+        rows = torch.arange(ids.shape[0], device=ids.device)[:, None].expand_as(ids)
+        first = torch.full((self.turn_mask.numel(),), ids.shape[0], dtype=torch.long, device=ids.device)
+        first = first.scatter_reduce(0, ids[mask], rows[mask], "amin")
+        return mask & (rows == first[ids])
+
+    def turn_sum(self, values: Tensor) -> Tensor:
+        """Sum token values (B,T) into turns (E,K), each turn counted once."""
+        out = torch.zeros(self.turn_mask.numel(), dtype=values.dtype, device=values.device)
+        out = out.index_add(0, self._turn_ids[self.counted], values[self.counted])
+        return out.view(self.turn_mask.shape)
+
+    @cached_property
+    def turn_tokens(self) -> Tensor:
+        """(E,K) number of sampled tokens in each turn."""
+        return self.turn_sum(torch.ones_like(self.input_ids))
+
+    def to_tokens(self, turn_values: Tensor) -> Tensor:
+        """Give every sampled token its turn's value: (E,K) -> (B,T), 0 off the mask."""
+        return torch.where(self.response_mask, turn_values.reshape(-1)[self._turn_ids], 0)
+
+    def episodes_to_tokens(self, values: Tensor) -> Tensor:
+        """Give every sampled token its episode's value: (E,) -> (B,T), 0 off the mask."""
+        return torch.where(self.response_mask, values[self.episode_index][:, None], 0)
+
+    def with_(self, **changes: Any) -> "Batch":
+        """A copy with some tensors replaced (validated again)."""
+        return replace(self, **changes)
+
+    def to(self, device: torch.device | str) -> "Batch":
+        moved = {k: v.to(device) for k, v in self.tensors().items()}
+        return replace(self, **moved)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {k: getattr(self, k) for k in self.__dataclass_fields__ if getattr(self, k) is not None}
+
+    @classmethod
+    def from_episodes(
+        cls, episodes: Sequence[Episode], layout: str = "auto", pad_id: int = 0, reward: str = "outcome"
+    ) -> "Batch":
+        """Lay episodes out as rows.
+
+        layout: "episode" one row an episode (each prompt must extend the last), "turn" one row a turn, "auto" the
+        first where it fits and else the second, episode by episode. reward: "outcome" or "return".
+        """
+        if layout not in ("auto", "episode", "turn"):
+            raise WorkbenchError(f"layout must be auto, episode or turn, got {layout!r}")
+        if reward not in ("outcome", "return"):
+            raise WorkbenchError(f"reward must be outcome or return, got {reward!r}")
+        rows: list[tuple[int, list[tuple[int, Turn]]]] = []
+        for e, episode in enumerate(episodes):
+            if episode.fidelity != "token":
+                raise WorkbenchError(f"episode of {episode.task}: only text was recorded, so it has no tokens to train on")
+            whole = layout != "turn" and episode.contiguous
+            if layout == "episode" and not whole:
+                raise WorkbenchError(f"episode of {episode.task}: prompts do not extend each other; use layout='turn'")
+            turns = list(enumerate(episode.turns))
+            rows += [(e, turns)] if whole else [(e, [kt]) for kt in turns]
+        widths = [len(turns[-1][1].prompt_ids) + len(turns[-1][1].response_ids) for _, turns in rows]
+        shape = (len(rows), max(widths))
+        ids, turn_index = np.full(shape, pad_id, np.int64), np.full(shape, -1, np.int64)
+        logprobs = np.zeros(shape, np.float32)
+        for b, (_, turns) in enumerate(rows):
+            last = turns[-1][1]
+            ids[b, : widths[b]] = np.concatenate([last.prompt_ids, last.response_ids])
+            for k, turn in turns:
+                span = slice(len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.response_ids))
+                turn_index[b, span], logprobs[b, span] = k, turn.logprobs
+        _, groups = np.unique([e.group for e in episodes], return_inverse=True)
+        outcome = torch.tensor([float(e.outcome) for e in episodes])
+        returns = torch.tensor([float(e.total_reward) for e in episodes])
+        return cls(
+            input_ids=torch.from_numpy(ids),
+            lengths=torch.tensor(widths),
+            response_mask=torch.from_numpy(turn_index >= 0),
+            turn_index=torch.from_numpy(turn_index),
+            episode_index=torch.tensor([e for e, _ in rows]),
+            group_index=torch.from_numpy(groups.astype(np.int64)),
+            outcome=outcome,
+            reward=outcome.clone() if reward == "outcome" else returns,
+            old_logprobs=torch.from_numpy(logprobs),
+        )
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What a credit rule returns: advantages (B,T), 0 off the mask, and what it knows of turns, each (E,K)."""
+
+    advantages: Tensor
+    turns: dict[str, Tensor] = field(default_factory=dict)
