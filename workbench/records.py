@@ -121,7 +121,24 @@ class Batch:
 
     def __post_init__(self):
         shape = self.input_ids.shape
-        for name in ("response_mask", "turn_index", "old_logprobs", "teacher_logprobs", "reference_logprobs", "entropy"):
+        if len(shape) != 2 or 0 in shape or self.group_index.dim() != 1:
+            raise WorkbenchError(
+                f"batch: input_ids must be (B,T) and group_index (E,), got {tuple(shape)} and "
+                f"{tuple(self.group_index.shape)}"
+            )
+        for name in ("lengths", "episode_index"):
+            if getattr(self, name).shape != shape[:1]:
+                raise WorkbenchError(f"batch: {name} must have one value for each of {shape[0]} rows")
+        if bool((self.lengths > shape[1]).any()):
+            raise WorkbenchError(f"batch: a length exceeds the {shape[1]} columns of input_ids")
+        for name in (
+            "response_mask",
+            "turn_index",
+            "old_logprobs",
+            "teacher_logprobs",
+            "reference_logprobs",
+            "entropy",
+        ):
             value = getattr(self, name)
             if value is not None and value.shape != shape:
                 raise WorkbenchError(f"batch: {name} has shape {tuple(value.shape)}, input_ids {tuple(shape)}")
@@ -228,10 +245,14 @@ class Batch:
             raise WorkbenchError(f"layout must be auto, episode or turn, got {layout!r}")
         if reward not in ("outcome", "return"):
             raise WorkbenchError(f"reward must be outcome or return, got {reward!r}")
+        if not episodes:
+            raise WorkbenchError("batch: no episodes to lay out")
         rows: list[tuple[int, list[tuple[int, Turn]]]] = []
         for e, episode in enumerate(episodes):
             if episode.fidelity != "token":
-                raise WorkbenchError(f"episode of {episode.task}: only text was recorded, so it has no tokens to train on")
+                raise WorkbenchError(
+                    f"episode of {episode.task}: only text was recorded, so it has no tokens to train on"
+                )
             whole = layout != "turn" and episode.contiguous
             if layout == "episode" and not whole:
                 raise WorkbenchError(f"episode of {episode.task}: prompts do not extend each other; use layout='turn'")
