@@ -1,0 +1,88 @@
+"""Skill texts, and the privileged context the teacher reads them in.
+
+The teacher is the policy itself with a skill text placed in its context; it never acts, it only scores the tokens that
+the student sampled. AgentOPSD (2608.05987) and SDAR (2605.15155). Released code re-tokenises the prompt and cuts it
+from the left, which can remove the skill itself; here skill tokens are inserted between tokens that stay as they are,
+nothing is cut, and their presence is checked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import WorkbenchError
+from .records import Batch, Episode
+
+HEADING = "[Privileged Skill Information]"
+
+
+@dataclass(frozen=True)
+class SkillBank:
+    """Skill texts of one environment: a general one and one for each kind of task (`<kind>.md`)."""
+
+    general: str
+    by_kind: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "SkillBank":
+        """Read `general.md` and `<kind>.md` files; spaces in a kind are underscores in its file name."""
+        folder = Path(folder)
+        if not (folder / "general.md").is_file():
+            raise WorkbenchError(f"skills folder {folder}: general.md expected")
+        texts = {p.stem.replace("_", " "): p.read_text(encoding="utf-8").strip() for p in sorted(folder.glob("*.md"))}
+        if empty := [name for name, text in texts.items() if not text]:
+            raise WorkbenchError(f"skills folder {folder}: {empty[0]}.md is empty")
+        return cls(texts.pop("general"), texts)
+
+    def text(self, kind: str) -> str:
+        """The privileged text for a kind of task: heading, general skill, and the kind's own where there is one."""
+        own = self.by_kind.get(kind.replace("_", " "))
+        return "\n\n".join([HEADING + "\n" + self.general, *([own] if own else [])]) + "\n\n"
+
+
+def privileged_inputs(batch: Batch, skills: Sequence[np.ndarray], insert_at: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The teacher's rows: each row of the batch with its episode's skill tokens inserted after `insert_at` tokens.
+
+    skills: one id array per episode. Returns input_ids (B,T'), lengths (B,) and shift (B,): token t of the batch is
+    token t + shift of the teacher's row for every t >= insert_at. Raises WorkbenchError where a skill is empty, is not
+    in the row that was built, or would come after a sampled token.
+    """
+    device = batch.input_ids.device
+    shift = torch.tensor([len(s) for s in skills], device=device)[batch.episode_index]
+    if bool((shift == 0).any()):
+        raise WorkbenchError("the teacher needs a skill text for every episode; one has no tokens")
+    if bool(batch.response_mask[:, :insert_at].any()):
+        raise WorkbenchError("the skill text must stand before every sampled token")
+    width = batch.input_ids.shape[1] + int(shift.max())
+    rows = torch.zeros(len(shift), width, dtype=torch.long, device=device)
+    for b, e in enumerate(batch.episode_index.tolist()):
+        skill = torch.as_tensor(skills[e].astype(np.int64), device=device)
+        length = int(batch.lengths[b])
+        row = torch.cat([batch.input_ids[b, :insert_at], skill, batch.input_ids[b, insert_at:length]])
+        rows[b, : len(row)] = row
+    check_privileged(rows, batch, skills)
+    return rows, batch.lengths + shift, shift
+
+
+def check_privileged(rows: Tensor, batch: Batch, skills: Sequence[np.ndarray]) -> None:
+    """Raise WorkbenchError unless each row the teacher reads holds its episode's whole skill text as one run of tokens."""
+    for b, e in enumerate(batch.episode_index.tolist()):
+        skill = torch.as_tensor(skills[e].astype(np.int64), device=rows.device)
+        if rows.shape[1] < len(skill) or not bool((rows[b].unfold(0, len(skill), 1) == skill).all(1).any()):
+            raise WorkbenchError(f"teacher row {b}: the skill text of its episode is not in what the teacher reads")
+
+
+def privileged_prompt(prompt_ids: np.ndarray, skill: np.ndarray, insert_at: int) -> np.ndarray:
+    """A prompt with the skill in it, for measuring how well the teacher would play."""
+    return np.concatenate([prompt_ids[:insert_at], skill, prompt_ids[insert_at:]])
+
+
+def skill_ids(bank: SkillBank, tokenizer, episodes: Sequence[Episode]) -> list[np.ndarray]:
+    """Token ids of the privileged text of each episode, by its kind."""
+    texts = {kind: bank.text(kind) for kind in {e.kind for e in episodes}}
+    ids = {k: np.asarray(tokenizer.encode(t, add_special_tokens=False), np.int32) for k, t in texts.items()}
+    return [ids[e.kind] for e in episodes]

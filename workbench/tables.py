@@ -1,0 +1,142 @@
+"""Frames of a run: what a training step and an evaluation leave on disk."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from .loss import masked_mean
+from .records import Batch, Credit, Episode
+
+TURN_SCALARS = ("evidence", "belief_before", "belief", "revision", "z", "weight", "turn_advantage", "pivotal")
+TOKEN_LISTS = ("old_logprobs", "teacher_logprobs", "gap", "gate", "advantage", "dloss_dlogp", "entropy")
+
+
+def episodes_frame(step: int, episodes: Sequence[Episode], advantage: Tensor, prior: Tensor) -> pl.DataFrame:
+    """One row an episode. advantage, prior: (E,), the group-relative advantage and the group's success rate."""
+    rows = [
+        {
+            "step": step,
+            "episode": i,
+            "group": e.group,
+            "task": e.task,
+            "kind": e.kind,
+            "split": e.split,
+            "seed": e.seed,
+            "outcome": e.outcome,
+            "return": e.total_reward,
+            "advantage": advantage[i].item(),
+            "prior": prior[i].item(),
+            "n_turns": len(e.turns),
+            "n_tokens": sum(len(t.response_ids) for t in e.turns),
+            "stop_reason": e.stop_reason,
+        }
+        for i, e in enumerate(episodes)
+    ]
+    return pl.DataFrame(rows)
+
+
+def turns_frame(
+    step: int,
+    episodes: Sequence[Episode],
+    batch: Batch,
+    credit: Credit,
+    tokens: dict[str, Tensor | None],
+    pieces: Callable[[np.ndarray], list[str]],
+) -> pl.DataFrame:
+    """One row a turn, its sampled tokens as lists.
+
+    tokens: (B,T) tensors named as TOKEN_LISTS, None where the method has none. pieces: token ids -> their strings.
+    """
+    owner = torch.where(batch.counted, batch.episode_index[:, None], -1)
+    b, t = torch.nonzero(batch.counted, as_tuple=True)
+    key = owner[b, t] * batch.turn_mask.shape[1] + batch.turn_index[b, t]
+    order = torch.argsort(key, stable=True)
+    counts = torch.unique_consecutive(key[order], return_counts=True)[1]
+    flat = {n: None if v is None else v[b, t][order].float().cpu().numpy() for n, v in tokens.items()}
+    offsets = np.concatenate([[0], counts.cumsum(0).cpu().numpy()])
+
+    def as_lists(values: np.ndarray | None, dtype: pl.DataType) -> pl.Series:
+        if values is None:
+            return pl.Series([None] * (len(offsets) - 1), dtype=pl.List(dtype))
+        return pl.Series([values[i:j].tolist() for i, j in zip(offsets, offsets[1:], strict=False)], dtype=pl.List(dtype))
+
+    turns = [(i, k, turn) for i, e in enumerate(episodes) for k, turn in enumerate(e.turns)]
+    columns: dict[str, Any] = {
+        "step": [step] * len(turns),
+        "episode": [i for i, _, _ in turns],
+        "group": [episodes[i].group for i, _, _ in turns],
+        "turn": [k for _, k, _ in turns],
+        "observation": [t.observation for _, _, t in turns],
+        "action": [t.action for _, _, t in turns],
+        "response": [t.info.get("response", "") for _, _, t in turns],
+        "valid": [t.valid for _, _, t in turns],
+        "truncated": [t.truncated for _, _, t in turns],
+        "reward": [float(t.reward) for _, _, t in turns],
+        "token_ids": pl.Series([t.response_ids.tolist() for _, _, t in turns], dtype=pl.List(pl.Int32)),
+        "pieces": pl.Series([pieces(t.response_ids) for _, _, t in turns], dtype=pl.List(pl.String)),
+    }
+    columns |= {name: as_lists(flat.get(name), pl.Float32) for name in TOKEN_LISTS}
+    place = torch.tensor([[i, k] for i, k, _ in turns])
+    for name in TURN_SCALARS:
+        dtype = pl.Boolean if name == "pivotal" else pl.Float64
+        values = credit.turns.get(name)
+        got = [None] * len(turns) if values is None else values.cpu()[place[:, 0], place[:, 1]].tolist()
+        columns[name] = pl.Series(got, dtype=dtype)
+    return pl.DataFrame(columns)
+
+
+def evals_frame(step: int, panel: str, role: str, episodes: Sequence[Episode]) -> pl.DataFrame:
+    """One row an evaluation episode."""
+    rows = [
+        {
+            "step": step,
+            "panel": panel,
+            "role": role,
+            "task": e.task,
+            "kind": e.kind,
+            "seed": e.seed,
+            "episode": i,
+            "outcome": e.outcome,
+            "return": e.total_reward,
+            "n_turns": len(e.turns),
+            "stop_reason": e.stop_reason,
+            "invalid": sum(not t.valid for t in e.turns),
+        }
+        for i, e in enumerate(episodes)
+    ]
+    return pl.DataFrame(rows)
+
+
+def rollout_summary(episodes: Sequence[Episode], advantages: Tensor, mask: Tensor, batch: Batch) -> dict[str, Any]:
+    """Facts of a step's rollouts. zero_advantage_share: of sampled tokens, those that the policy loss ignores."""
+    turns = [t for e in episodes for t in e.turns]
+    groups = batch.group_index.unique()
+    mixed = sum(len(batch.reward[batch.group_index == g].unique()) > 1 for g in groups)
+    picked = advantages[mask]
+    return {
+        "n_episodes": len(episodes),
+        "n_groups": len(groups),
+        "n_mixed_groups": mixed,
+        "success": float(batch.outcome.mean()),
+        "return_mean": float(np.mean([e.total_reward for e in episodes])),
+        "turns_mean": len(turns) / len(episodes),
+        "response_tokens": int(mask.sum()),
+        "invalid_rate": sum(not t.valid for t in turns) / len(turns),
+        "truncated_rate": sum(t.truncated for t in turns) / len(turns),
+        "advantage_std": float(picked.std(correction=0)),
+        "zero_advantage_share": float((picked == 0).float().mean()),
+    }
+
+
+def gap_summary(gap: Tensor | None, gates: Tensor | None, mask: Tensor) -> dict[str, float | None]:
+    """Mean and spread of the teacher-student gap (nats), mean gate and the share of tokens with a gate above .5."""
+    out: dict[str, float | None] = dict.fromkeys(("gap_mean", "gap_std", "gate_mean", "gate_active"))
+    if gap is not None:
+        out |= {"gap_mean": float(masked_mean(gap, mask)), "gap_std": float(gap[mask].std(correction=0))}
+    if gates is not None:
+        out |= {"gate_mean": float(masked_mean(gates, mask)), "gate_active": float((gates[mask] > 0.5).float().mean())}
+    return out

@@ -1,0 +1,395 @@
+"""The training loop: rollout -> teacher pass -> credit -> loss -> update -> record.
+
+Every random draw derives from (seed, step, purpose, episode), never from a generator that carries state, so a run that
+is killed and resumed draws what an unbroken one would.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from . import envs, shipped, tables
+from . import loss as losses
+from .credit import agent_opsd, grpo
+from .distill import sdar
+from .envs.base import Task
+from .errors import WorkbenchError
+from .methods import make_gate, method
+from .policy import Policy
+from .prompts import Chat, PromptStyle
+from .records import Batch, Episode
+from .reuse.lm_head import IsolatedHead, WeightMonitor
+from .rollout import Job, Limits, Teacher, play
+from .runs.folder import RunFolder
+from .skills import SkillBank, privileged_inputs, skill_ids
+from .update import Diverged, LossConfig, accumulate
+
+DEFAULT_MODEL = "twc-small"
+_TASKS, _TRAIN, _PANEL = 1, 2, 3  # purposes of a random draw
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides a run. Fields are the parameters of notebooks/train.ipynb."""
+
+    method: str = "grpo"  # a name of methods.METHODS
+    method_options: dict = field(default_factory=dict)  # options of that method
+    env: str = "twc"  # a name of envs.ENVIRONMENTS
+    env_options: dict = field(default_factory=dict)
+    model: str = "default"  # a hub name or folder; "default" is the small model shipped for env twc
+    random_init: bool = False  # build the model from its config alone
+    device: str = "auto"
+    dtype: str = "auto"  # of the computation: auto, float32 or bfloat16; weights are float32
+    skills: str = "auto"  # folder of skill texts; auto: the shipped ones of the environment
+    skill_position: str = "user"  # privileged text in the first "user" message, or in "front" of everything
+    teacher: bool = True  # score the rollouts under the teacher even where the method does not need it, for the record
+    seed: int = 0
+    steps: int = 20
+    tasks_per_step: int = 12
+    group_size: int = 8
+    live_episodes: int = 96  # games live at once
+    max_turns: int = 10
+    max_response_tokens: int = 16
+    max_context: int = 1024
+    max_invalid: int = 3  # invalid actions that end an episode; 0 never
+    temperature: float = 1.0
+    prompt: str = "auto"  # plain or action (see prompts.PromptStyle); auto: plain for the default model, else action
+    history: int = -1  # -1 the whole conversation; k the last k turns in a fresh prompt
+    reward: str = "outcome"  # what advantages compare: outcome (0/1) or return
+    layout: str = "auto"  # rows of a batch: auto, episode or turn
+    old_logprobs: str = "auto"  # sampled, scored, or auto: sampled in float32, else scored (rounding differs in bfloat16)
+    aggregation: str = "episode_mean"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 3.0
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    lr: float = 5e-4
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    micro_tokens: int = 16384
+    eval_every: int = 5
+    eval_games: int = 96  # games of each panel
+    eval_temperature: float = 1.0
+    eval_seed: int = 20260101
+    checkpoint_every: int = 5
+    monitor_every: int = 1  # updates between rows of the modules table
+    record_turns_every: int = 1  # steps between turn tables
+
+    def __post_init__(self):
+        for name in ("steps", "tasks_per_step", "group_size", "live_episodes", "max_turns", "max_response_tokens"):
+            if getattr(self, name) < 1:
+                raise WorkbenchError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("eval_every", "checkpoint_every", "monitor_every", "record_turns_every", "micro_tokens"):
+            if getattr(self, name) < 1:
+                raise WorkbenchError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.prompt not in ("auto", "plain", "action"):
+            raise WorkbenchError(f"prompt must be auto, plain or action, got {self.prompt!r}")
+        if self.old_logprobs not in ("auto", "sampled", "scored"):
+            raise WorkbenchError(f"old_logprobs must be auto, sampled or scored, got {self.old_logprobs!r}")
+        if not self.temperature > 0:
+            raise WorkbenchError(f"temperature must be above 0, got {self.temperature}")
+        if self.kl_coef < 0 or not self.lr > 0:
+            raise WorkbenchError(f"lr must be above 0 and kl_coef at least 0, got {self.lr} and {self.kl_coef}")
+        if self.aggregation not in losses.AGGREGATIONS:
+            raise WorkbenchError(f"aggregation must be one of {', '.join(losses.AGGREGATIONS)}, got {self.aggregation!r}")
+        method(self.method, **self.method_options)
+
+
+class Trainer:
+    """A run of one method in one environment, recorded in a run folder.
+
+    `run()` trains to the last step, from the folder's last checkpoint where there is one; `message` receives one line of
+    progress at a time. Raises WorkbenchError for bad input and Diverged when the loss is no longer a number.
+    """
+
+    def __init__(self, config: TrainConfig, folder: RunFolder, message: Callable[[str], Any] = print):
+        self.config, self.folder, self.message = config, folder, message
+        self.method = method(config.method, **config.method_options)
+        self.policy = load_policy(config)
+        style = config.prompt if config.prompt != "auto" else "plain" if config.model == "default" else "action"
+        self.chat = Chat(self.policy.tokenizer, PromptStyle(style, config.history, show_admissible=style == "action"))
+        self.envs = envs.make(config.env, config.live_episodes, **config.env_options)
+        self.limits = Limits(config.max_turns, config.max_response_tokens, config.max_context, config.max_invalid)
+        self.needs_teacher = self.method.needs_teacher or config.teacher
+        self.teacher = self._teacher() if self.needs_teacher else None
+        self.train_tasks = self.envs.tasks(self.envs.envs[0].splits[0])
+        if not self.train_tasks:
+            raise WorkbenchError(f"environment {config.env!r} has no training tasks")
+        parameters = [p for p in self.policy.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99))
+        warm = max(1, config.warmup_steps)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: min(1.0, (s + 1) / warm))
+        self.head = IsolatedHead(self.policy.model)
+        self.monitor = WeightMonitor(self.policy.model, config.monitor_every)
+        self.gate = make_gate(self.method, config.seed)
+        self.reference = self._reference() if config.kl_coef else None
+        self.loss = LossConfig(
+            config.clip_low, config.clip_high, config.dual_clip, config.kl_coef, config.entropy_coef, config.aggregation,
+            config.temperature, config.micro_tokens,
+        )  # fmt: skip
+        self.step, self.updates = 0, 0
+
+    def run(self, on_step: Callable[["Trainer"], Any] | None = None) -> None:
+        """Train to the last step. on_step is called after each, e.g. to redraw a curve."""
+        with self.folder.lock():
+            if not self._resume():
+                self.folder.truncate(-1)
+                if self.config.group_size == 1:
+                    self.message("groups of one: every advantage is 0, so nothing will be learnt")
+                self._evaluate()
+                self._checkpoint()
+            while self.step < self.config.steps:
+                self._train_step()
+                last = self.step == self.config.steps
+                if last or self.step % self.config.eval_every == 0:
+                    self._evaluate()
+                if last or self.step % self.config.checkpoint_every == 0:
+                    self._checkpoint()
+                if on_step:
+                    on_step(self)
+
+    def rollout(self, step: int) -> list[Episode]:
+        """The groups of a step: `tasks_per_step` tasks, `group_size` episodes each."""
+        c = self.config
+        jobs = [
+            Job(task, group, (c.seed, step, _TRAIN, group * c.group_size + member))
+            for group, task in enumerate(self._tasks_of(step))
+            for member in range(c.group_size)
+        ]
+        return play(self.policy, self.chat, self.envs, jobs, self.limits, c.temperature)
+
+    def batch(self, episodes: Sequence[Episode]) -> Batch:
+        """Rows of tokens with old, teacher and reference log-probs."""
+        c, policy = self.config, self.policy
+        batch = Batch.from_episodes(episodes, c.layout, policy.pad_id, c.reward).to(policy.device)
+        if c.old_logprobs == "scored" or (c.old_logprobs == "auto" and policy.compute_dtype is not None):
+            scored, _ = policy.score_rows(batch.input_ids, batch.lengths, batch.response_mask, c.temperature)
+            batch = batch.with_(old_logprobs=scored)
+        if self.teacher:
+            batch = batch.with_(teacher_logprobs=self._teacher_logprobs(batch, episodes))
+        if self.reference:
+            ref, _ = self.reference.score_rows(batch.input_ids, batch.lengths, batch.response_mask, c.temperature)
+            batch = batch.with_(reference_logprobs=ref)
+        return batch
+
+    def _train_step(self) -> None:
+        step, self.seconds = self.step, {}
+        with self._timed("rollout"):
+            episodes = self.rollout(step)
+        with self._timed("score"):
+            batch = self.batch(episodes)
+        with self._timed("credit"):
+            credit = self.method.credit(batch)
+        with self._timed("update"):
+            first, rows, modules = self._reuse(step, batch, credit.advantages)
+        with self._timed("record"):
+            self._record(step, episodes, batch, credit, first, rows, modules)
+        self.folder.write_table(
+            "timings", step, pl.DataFrame([{"step": step, "stage": k, "seconds": v} for k, v in self.seconds.items()])
+        )
+        self.step = step + 1
+        success = float(batch.outcome.mean())
+        self.message(
+            f"step {self.step}/{self.config.steps}  success {success:.2f}  loss {rows[-1]['loss']:+.4f}  "
+            f"updates {sum(r['applied'] for r in rows)}  {sum(self.seconds.values()):.1f} s"
+        )
+
+    def _reuse(self, step: int, batch: Batch, advantages: torch.Tensor):
+        """Up to max_reuse updates on one batch, as the gate decides. Returns the first gradient and the tables' rows."""
+        c, rows, modules, first = self.config, [], [], None
+        for reuse in range(1, self.gate.max_reuse + 1):
+            self.optimizer.zero_grad(set_to_none=True)
+            self.head.clear()
+            gradient = accumulate(self.policy, self.head, batch, advantages, self.method.aux, self.loss)
+            first = first or gradient
+            energy = self.head.energy()
+            if not math.isfinite(energy):
+                raise Diverged(f"step {step}: the gradient is not finite; the last checkpoint is kept in {self.folder.path}")
+            decision = self.gate.observe(energy, reuse)
+            self.head.merge()
+            self.monitor.measure_gradients()
+            grad_norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), c.grad_clip))
+            if not math.isfinite(grad_norm):
+                raise Diverged(f"step {step}: the gradient is not finite; the last checkpoint is kept in {self.folder.path}")
+            if decision.apply:
+                self.optimizer.step()
+                modules += self.monitor.observe(step, self.updates, reuse, math.sqrt(energy))
+            ratios = losses.ratio_metrics(
+                gradient.logprobs, batch.old_logprobs, batch.counted, advantages, c.clip_low, c.clip_high, c.dual_clip or None
+            )
+            rows.append({
+                "step": step, "update": self.updates, "reuse": reuse, "applied": decision.apply, "stop": decision.stop,
+                "energy": energy, "head_norm": math.sqrt(energy), "increment": decision.increment, "z": decision.z,
+                "threshold": self.gate.threshold, "loss": gradient.loss, "pg_loss": gradient.pg_loss,
+                "kl_reference": gradient.kl, "aux_loss": gradient.aux_loss, "kl": ratios["approx_kl"],
+                "chi2": ratios["chi2"], "ratio_max": ratios["ratio_max"], "clip_fraction": ratios["clip_fraction"],
+                "grad_norm": grad_norm,
+            })  # fmt: skip
+            self.updates += 1
+            if decision.stop:
+                break
+        self.optimizer.zero_grad(set_to_none=True)
+        self.schedule.step()
+        return first, rows, modules
+
+    def _record(self, step, episodes, batch, credit, first, rows, modules) -> None:
+        c, mask = self.config, batch.counted
+        gap = None if batch.teacher_logprobs is None else torch.where(mask, batch.teacher_logprobs - batch.old_logprobs, 0)
+        aux = self.method.aux
+        gates = None if gap is None else sdar.gate(gap, aux or sdar.SDARConfig(), first.entropy)
+        weights = losses.token_weights(batch, c.aggregation)
+        slope = losses.dloss_dlogp(
+            batch.old_logprobs, batch.old_logprobs, credit.advantages, weights, clip_low=c.clip_low, clip_high=c.clip_high,
+            dual_clip=c.dual_clip or None, reference=batch.reference_logprobs, kl_coef=c.kl_coef,
+        )  # fmt: skip
+        if aux and aux.coef:
+            aux_slope = sdar.gradient_coefficient(batch.old_logprobs, batch.teacher_logprobs, aux, first.entropy)
+            slope = slope + losses.token_weights(batch, "token_mean") * aux_slope
+        summary = {
+            "step": step,
+            **tables.rollout_summary(episodes, credit.advantages, mask, batch),
+            "updates": sum(r["applied"] for r in rows),
+            "discarded": sum(not r["applied"] for r in rows),
+            "stopped_early": rows[-1]["stop"],
+            **{name: rows[0][name] for name in ("loss", "pg_loss", "aux_loss", "grad_norm")},
+            "kl_reference": rows[0]["kl_reference"],
+            **{name: rows[-1][name] for name in ("kl", "clip_fraction", "ratio_max", "chi2")},
+            "head_energy": rows[0]["energy"],
+            "entropy": float(losses.masked_mean(first.entropy, mask)),
+            "lr": self.optimizer.param_groups[0]["lr"],
+            **tables.gap_summary(gap, gates, mask),
+            **dict.fromkeys(("belief_saturated", "revision_tiny", "pivotal_share")),
+        }
+        if "belief" in credit.turns:
+            summary |= agent_opsd.saturation(credit.turns, batch.turn_mask)
+        write = self.folder.write_table
+        write("steps", step, pl.DataFrame([summary], infer_schema_length=None, schema_overrides=_NULLABLE))
+        write("updates", step, pl.DataFrame(rows, infer_schema_length=None, schema_overrides=_NULLABLE))
+        if modules:
+            write("modules", step, pl.DataFrame(modules, infer_schema_length=None, schema_overrides=_NULLABLE))
+        advantage = grpo.group_advantage(batch.reward, batch.group_index)
+        write("episodes", step, tables.episodes_frame(step, episodes, advantage, agent_opsd.prior(batch)))
+        if step % c.record_turns_every == 0:
+            tokens = {
+                "old_logprobs": batch.old_logprobs, "teacher_logprobs": batch.teacher_logprobs, "gap": gap,
+                "gate": gates, "advantage": credit.advantages, "dloss_dlogp": slope, "entropy": first.entropy,
+            }  # fmt: skip
+            pieces = self.policy.tokenizer.convert_ids_to_tokens
+            write("turns", step, tables.turns_frame(step, episodes, batch, credit, tokens, lambda ids: pieces(ids.tolist())))
+
+    def _evaluate(self) -> None:
+        """Play the panels: heldout as student every time; at both ends unseen objects too, and the teacher."""
+        ends = self.step in (0, self.config.steps)
+        splits = self.envs.envs[0].splits
+        panels = [(splits[1] if len(splits) > 1 else splits[0], "student")]
+        if ends:
+            panels += [(panels[0][0], "teacher")] if self.teacher else []
+            panels += [(splits[-1], "student")] if len(splits) > 2 else []
+        frames = []
+        for panel, role in panels:
+            episodes = self.evaluate(panel, self.teacher if role == "teacher" else None)
+            frames.append(tables.evals_frame(self.step, panel, role, episodes))
+            rate = np.mean([e.outcome for e in episodes])
+            self.message(f"step {self.step}: {panel} success {rate:.2f} of {len(episodes)} games, as {role}")
+        self.folder.write_table("evals", self.step, pl.concat(frames))
+
+    def evaluate(self, panel: str, teacher: Teacher | None = None) -> list[Episode]:
+        """One episode of each of the panel's fixed games, drawn by eval_seed and the same in every run."""
+        c = self.config
+        tasks = self.envs.tasks(panel)
+        chosen = np.random.default_rng([c.eval_seed, _PANEL]).permutation(len(tasks))[: c.eval_games]
+        jobs = [Job(tasks[i], n, (c.eval_seed, _PANEL, n)) for n, i in enumerate(chosen)]
+        return play(self.policy, self.chat, self.envs, jobs, self.limits, c.eval_temperature, teacher)
+
+    def _tasks_of(self, step: int) -> list[Task]:
+        """Tasks in an order that passes over all of them before it repeats."""
+        n, per = len(self.train_tasks), self.config.tasks_per_step
+        out = []
+        for position in range(step * per, (step + 1) * per):
+            order = np.random.default_rng([self.config.seed, _TASKS, position // n]).permutation(n)
+            out.append(self.train_tasks[order[position % n]])
+        return out
+
+    def _teacher(self) -> Teacher:
+        folder = self.config.skills
+        if folder == "auto":
+            folder = shipped.data("skills", self.config.env)
+            if not Path(folder).is_dir():
+                raise WorkbenchError(f"no skill texts are shipped for environment {self.config.env!r}: set skills to a folder")
+        return Teacher(SkillBank.load(folder), self.chat.insertion_point(self.config.skill_position))
+
+    def _teacher_logprobs(self, batch: Batch, episodes: Sequence[Episode]) -> torch.Tensor:
+        skills = skill_ids(self.teacher.bank, self.policy.tokenizer, episodes)
+        ids, lengths, shift = privileged_inputs(batch, skills, self.teacher.insert_at)
+        b, t = torch.nonzero(batch.response_mask, as_tuple=True)
+        mask = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
+        mask[b, t + shift[b]] = True
+        scored, _ = self.policy.score_rows(ids, lengths, mask, self.config.temperature)
+        out = torch.zeros_like(batch.old_logprobs)
+        out[b, t] = scored[b, t + shift[b]]
+        return out
+
+    def _reference(self) -> Policy:
+        model = copy.deepcopy(self.policy.model).requires_grad_(False)
+        return Policy(model, self.policy.tokenizer, self.policy.compute_dtype)
+
+    def _checkpoint(self) -> None:
+        state = {
+            "config": asdict(self.config),
+            "step": self.step,
+            "updates": self.updates,
+            "model": self.policy.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "gate": self.gate.state_dict(),
+            "monitor": self.monitor.state_dict(),
+        }
+        self.folder.save_checkpoint(self.step, lambda path: torch.save(state, path / "trainer.pt"))
+
+    def _resume(self) -> bool:
+        found = self.folder.latest_checkpoint()
+        if found is None:
+            return False
+        state = torch.load(found / "trainer.pt", map_location=self.policy.device, weights_only=True)
+        if state["config"] != asdict(self.config):
+            changed = sorted(k for k, v in asdict(self.config).items() if state["config"].get(k) != v)
+            raise WorkbenchError(f"{self.folder.path} was begun with other parameters ({', '.join(changed)}); start a new run")
+        for name in ("optimizer", "schedule", "gate", "monitor"):
+            getattr(self, name).load_state_dict(state[name])
+        self.policy.model.load_state_dict(state["model"])
+        self.step, self.updates = state["step"], state["updates"]
+        self.folder.truncate(self.step)
+        self.message(f"resumed at step {self.step} of {self.config.steps}")
+        return True
+
+    @contextmanager
+    def _timed(self, stage: str):
+        start = time.perf_counter()
+        yield
+        if self.policy.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.seconds[stage] = time.perf_counter() - start
+
+
+_NULLABLE = dict.fromkeys(
+    ("increment", "z", "threshold", "aux_loss", "kl_reference", "gap_mean", "gap_std", "gate_mean", "gate_active",
+     "belief_saturated", "revision_tiny", "pivotal_share", "relative_change", "cumulative_change", "grad_norm"),
+    pl.Float64,
+)  # fmt: skip
+
+
+def load_policy(config: TrainConfig) -> Policy:
+    """The policy a configuration names."""
+    name = str(shipped.data("models", DEFAULT_MODEL)) if config.model == "default" else config.model
+    return Policy.load(name, config.device, config.dtype, random_init=config.random_init)

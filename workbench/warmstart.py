@@ -1,0 +1,214 @@
+"""Make the small default model: a word-level tokenizer from an environment's own text, and a transformer that has cloned
+a noisy expert.
+
+    python -m workbench.warmstart --env twc --out data/models/twc-small
+
+The expert plays a random admissible command with some probability, so that the clone succeeds sometimes: a clone of the
+clean expert gives groups that all win or all lose, and then group-relative advantages are zero. Half of the games are
+played with the skill text in context by a less noisy expert, so that the text means something to the clone: the same
+weights with the text in context (the teacher) are better than without it.
+"""
+
+import argparse
+import json
+import random
+import re
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from . import envs, shipped
+from .envs.base import Env
+from .policy import Policy
+from .prompts import Chat, PromptStyle
+from .skills import SkillBank
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}<act> {{ m['content'] }}<end>"
+    "{% else %}<obs> {{ m['content'] }}{% endif %}{% endfor %}{% if add_generation_prompt %}<act>{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """How the default model is made. noise: share of random commands without, skilled_noise with, the skill text."""
+
+    env: str = "twc"
+    demos: int = 12000
+    epochs: int = 1
+    noise: float = 0.5
+    skilled_noise: float = 0.15
+    max_turns: int = 10
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 4
+    mlp: int = 384
+    lr: float = 2e-3
+    batch_tokens: int = 12000
+    seed: int = 0
+
+
+def words_of(env: Env, bank: SkillBank, games: int, seed: int) -> list[str]:
+    """Every word of the environment's texts, commands and skills, by playing games of every split at random."""
+    rng, words = random.Random(seed), Counter()
+    texts = [bank.text(kind) for kind in (*bank.by_kind, "")]
+    for split in env.splits:
+        tasks = list(env.tasks(split))
+        for task in tasks if len(tasks) <= games else rng.sample(tasks, games):
+            state = env.reset(task.id)
+            texts += [state.info.get("task", ""), state.observation, *state.admissible]
+            for _ in range(4):
+                if state.done:
+                    break
+                state = env.step(rng.choice(state.admissible))
+                texts += [state.observation, *state.admissible]
+            state = env.step("?")
+            texts.append(state.observation)
+    for text in texts:
+        words.update(re.findall(r"[\w'-]+|[^\w\s]", text.lower()))
+    return sorted(words)
+
+
+def build_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
+    """A lower-casing word-level tokenizer with a chat template, as an ordinary Hugging Face fast tokenizer."""
+    special = ["<pad>", "<unk>", "<end>", "<obs>", "<act>"]
+    core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(special + words)}, unk_token="<unk>"))
+    core.normalizer = normalizers.Lowercase()
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"[\w'-]+|[^\w\s]"), "isolated")]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<end>",
+        additional_special_tokens=["<obs>", "<act>"],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def demonstration(env: Env, task: str, chat: Chat, rng: random.Random, noise: float, max_turns: int, skill: np.ndarray | None):
+    """One noisy expert game as (ids, mask of the commands' tokens, outcome)."""
+    style, tokenizer = chat.style, chat.tokenizer
+    state = env.reset(task)
+    ids = chat.first(style.message(state, (), True))
+    if skill is not None:
+        at = chat.insertion_point("user")
+        ids = np.concatenate([ids[:at], skill, ids[at:]])
+    pieces, masks = [ids], [np.zeros(len(ids), bool)]
+    for turn in range(max_turns):
+        best = env.expert()
+        others = [a for a in state.admissible if a != best]
+        action = rng.choice(others) if others and (best is None or rng.random() < noise) else best
+        response = np.array([*tokenizer.encode(action, add_special_tokens=False), chat.end_id], np.int32)
+        state = env.step(action)
+        pieces.append(response)
+        masks.append(np.ones(len(response), bool))
+        if state.done or turn == max_turns - 1:
+            break
+        following = chat.following(style.message(state, (), False), False)
+        pieces.append(following)
+        masks.append(np.zeros(len(following), bool))
+    return np.concatenate(pieces), np.concatenate(masks), state.outcome
+
+
+def clone(config: WarmStart, log=print) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+    """Play the demonstrations and fit the model to their commands."""
+    rng = random.Random(config.seed)
+    torch.manual_seed(config.seed)
+    env = envs.make(config.env).envs[0]
+    bank = SkillBank.load(shipped.data("skills", config.env))
+    tokenizer = build_tokenizer(words_of(env, bank, 1000, config.seed))
+    chat = Chat(tokenizer, PromptStyle())
+    tasks = env.tasks(env.splits[0])
+    skills = {k: np.asarray(tokenizer.encode(bank.text(k), add_special_tokens=False), np.int32) for k in bank.by_kind}
+    demos, wins, start = [], Counter(), time.time()
+    for i in range(config.demos):
+        skilled = i % 2 == 1
+        task = rng.choice(tasks).id
+        skill = skills[env.reset(task).info["kind"]] if skilled else None
+        noise = config.skilled_noise if skilled else config.noise
+        ids, mask, outcome = demonstration(env, task, chat, rng, noise, config.max_turns, skill)
+        demos.append((ids, mask))
+        wins[skilled] += outcome
+    log(f"{len(demos)} games in {time.time() - start:.0f} s; expert success {2 * wins[False] / len(demos):.2f} noisy, "
+        f"{2 * wins[True] / len(demos):.2f} with the skill text; {len(tokenizer)} words")
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden,
+            intermediate_size=config.mlp,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.heads,
+            max_position_embeddings=2048,
+            tie_word_embeddings=False,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )
+    )
+    policy = Policy(model, tokenizer)
+    batches = _batches(demos, config, rng)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.01, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.lr, total_steps=len(batches), pct_start=0.05)
+    start, recent = time.time(), []
+    for step, rows in enumerate(batches):
+        width = max(len(demos[r][0]) for r in rows)
+        ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.bool)
+        for b, r in enumerate(rows):
+            ids[b, : len(demos[r][0])] = torch.from_numpy(demos[r][0].astype(np.int64))
+            mask[b, : len(demos[r][1])] = torch.from_numpy(demos[r][1])
+        logprobs, _ = policy.score(ids, mask)
+        loss = -logprobs.sum() / mask.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        recent.append(loss.item())
+        if step % 25 == 0 or step == len(batches) - 1:
+            log(f"batch {step + 1}/{len(batches)}  loss {np.mean(recent[-25:]):.3f} nats  {time.time() - start:.0f} s")
+    return model, tokenizer
+
+
+def _batches(demos: list, config: WarmStart, rng: random.Random) -> list[list[int]]:
+    """Batches of games of like length, in random order."""
+    batches = []
+    for _ in range(config.epochs):
+        order = sorted(range(len(demos)), key=lambda r: len(demos[r][0]) + rng.random() * 8)
+        epoch, rows = [], []
+        for r in order:
+            if rows and (len(rows) + 1) * len(demos[r][0]) > config.batch_tokens:
+                epoch.append(rows)
+                rows = []
+            rows.append(r)
+        rng.shuffle(epoch := [*epoch, rows])
+        batches += epoch
+    return batches
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    for name, value in asdict(WarmStart()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    options = vars(parser.parse_args())
+    out = options.pop("out")
+    config = WarmStart(**options)
+    model, tokenizer = clone(config)
+    model.to(torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    (out / "warmstart.json").write_text(json.dumps(asdict(config), indent=1) + "\n")
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters saved to {out}")
+
+
+if __name__ == "__main__":
+    main()
