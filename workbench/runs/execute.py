@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -184,36 +185,50 @@ def _papermill(run: RunFolder, source: Path, injected: dict[str, Any], cwd: Path
     import papermill
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
+    from nbclient.exceptions import DeadKernelError
     from papermill.iorw import papermill_io
 
     argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     spec = KernelSpec(argv=argv, display_name="Python 3", language="python", env={LOCK_HELD_FOR: str(run.path)})
-
-    class ThisPython(AsyncKernelManager):
-        """A kernel of the interpreter that runs this, whatever kernels are installed."""
-
-        @property
-        def kernel_spec(self) -> KernelSpec:
-            return spec
-
     papermill_io.register(_ATOMIC, _AtomicWriter())
-    with _quiet():
-        papermill.execute_notebook(
-            _unformatted(source),
-            _ATOMIC + _unformatted(run.path / "executed.ipynb"),
-            injected,
-            kernel_name="python3",
-            language="python",
-            progress_bar=False,
-            cwd=str(cwd),
-            stdout_file=narrator,
-            stderr_file=narrator,
-            autosave_cell_every=10,
-            kernel_manager_class=ThisPython,
-            on_cell_start=narrator.cell,
-            on_notebook_start=narrator.count,
-            store_widget_state=False,
-        )
+    with _quiet(), tempfile.TemporaryDirectory(prefix="workbench-") as sockets:
+        log = Path(sockets) / "kernel.log"
+
+        class ThisPython(AsyncKernelManager):
+            """A kernel of the interpreter that runs this, whatever kernels are installed, on sockets of its user."""
+
+            def __init__(self, **options: Any):
+                super().__init__(**options, transport="ipc", connection_file=str(Path(sockets) / "kernel.json"))
+
+            @property
+            def kernel_spec(self) -> KernelSpec:
+                return spec
+
+            async def start_kernel(self, **options: Any) -> None:
+                with open(log, "wb") as stderr:
+                    await super().start_kernel(**options, stderr=stderr)
+
+        try:
+            papermill.execute_notebook(
+                _unformatted(source),
+                _ATOMIC + _unformatted(run.path / "executed.ipynb"),
+                injected,
+                kernel_name="python3",
+                language="python",
+                progress_bar=False,
+                cwd=str(cwd),
+                stdout_file=narrator,
+                stderr_file=narrator,
+                autosave_cell_every=10,
+                kernel_manager_class=ThisPython,
+                on_cell_start=narrator.cell,
+                on_notebook_start=narrator.count,
+                store_widget_state=False,
+            )
+        except DeadKernelError:
+            last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+            why = f"; its last words: {_one_line(last)}" if last else ""
+            raise WorkbenchError(f"the kernel died (killed, out of memory, or it ended itself){why}") from None
 
 
 def _unformatted(path: Path) -> str:
@@ -328,8 +343,6 @@ def _reason(notebook: Any, failed: dict[str, Any] | None, stopped: BaseException
             return _one_line(f"{output.ename}: {output.evalue}" if output.evalue else output.ename) + hint
     if isinstance(stopped, WorkbenchError):
         return str(stopped)
-    if type(stopped).__name__ == "DeadKernelError":
-        return "the kernel died (killed, out of memory, or it ended itself)"
     return _one_line(f"{type(stopped).__name__}: {stopped}") if stopped else "the cell did not complete"
 
 

@@ -1,0 +1,147 @@
+"""The command line: `workbench run | runs | report | demo | methods`.
+
+Exit codes: 0 done, 1 a run failed, 2 bad input (one line on stderr), 130 stopped by Ctrl-C.
+"""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+
+from . import __version__, shipped
+from .errors import WorkbenchError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    given, rest = _split(list(sys.argv[1:] if argv is None else argv))
+    arguments = _parser().parse_args(rest)
+    try:
+        arguments.parameters = given
+        return arguments.command(arguments) or 0
+    except WorkbenchError as error:
+        print(f"workbench: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except BrokenPipeError:  # `workbench runs | head`
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Each `-p NAME VALUE` of the run command, and the rest. argparse takes a VALUE such as -1e-3 for an option."""
+    given, rest = [], []
+    while argv:
+        head, *argv = argv
+        if head == "-p" and rest[:1] == ["run"] and len(argv) >= 2:
+            given.append((argv[0], argv[1]))
+            argv = argv[2:]
+        else:
+            rest.append(head)
+    return given, rest
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="workbench", description="A workbench for credit signals in agentic RL.")
+    parser.add_argument("--version", action="version", version=f"workbench {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="execute a notebook as a reproducible run", description=_run.__doc__)
+    names = ", ".join(shipped.notebooks())
+    run.add_argument("notebook", nargs="?", help=f"a path, or the name of a shipped notebook: {names}")
+    run.add_argument("-p", nargs=2, action="append", metavar=("NAME", "VALUE"), help="set a parameter (repeatable)")
+    run.add_argument("--out", default="runs", help="the folder runs go into (default: runs)")
+    run.add_argument("--resume", metavar="RUN", help="go on with an interrupted or failed run folder")
+    run.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    run.set_defaults(command=_run)
+
+    runs = commands.add_parser("runs", help="list runs", description=_runs.__doc__)
+    runs.add_argument("--out", default="runs", help="the folder runs went into (default: runs)")
+    runs.set_defaults(command=_runs)
+
+    report = commands.add_parser("report", help="write a run's report.html anew", description=_report.__doc__)
+    report.add_argument("run", metavar="RUN", help="a run folder")
+    report.set_defaults(command=_report)
+
+    demo = commands.add_parser("demo", help="the main job, small: train, record, show", description=_demo.__doc__)
+    demo.add_argument("--env", default=None, help="the environment (default: textworld_express)")
+    demo.add_argument("--out", default="runs", help="the folder runs go into (default: runs)")
+    demo.set_defaults(command=_demo)
+
+    methods = commands.add_parser("methods", help="list the methods that train takes", description=_methods.__doc__)
+    methods.set_defaults(command=_methods)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Execute a notebook into a new run folder: names and types of parameters are checked before anything starts."""
+    from .runs.execute import RunFailed, RunInterrupted, run_notebook
+
+    given = dict(arguments.parameters)
+    if len(given) < len(arguments.parameters):
+        twice = next(name for name, _ in arguments.parameters if [n for n, _ in arguments.parameters].count(name) > 1)
+        raise WorkbenchError(f"parameter {twice} is given more than once")
+    try:
+        run = run_notebook(arguments.notebook, given, arguments.out, arguments.resume, progress=not arguments.quiet)
+    except RunFailed as failure:
+        print(failure, file=sys.stderr)
+        return FAILED
+    except RunInterrupted as stop:
+        print(stop, file=sys.stderr)
+        return INTERRUPTED
+    _where(run)
+    return 0
+
+
+def _runs(arguments: argparse.Namespace) -> None:
+    """List the runs in a folder, oldest first."""
+    from .runs import list_runs
+
+    rows = list_runs(arguments.out).to_dicts()
+    if not rows:
+        print(f"no runs under {arguments.out}")
+        return
+    width = max(len(row["path"]) for row in rows)
+    for row in rows:
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:8.0f} s"
+        print(f"{row['path']:<{width}}  {row['state']:<11} {seconds:>10}  {row['error'] or ''}".rstrip())
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    """Write report.html of a run anew from its executed notebook and manifest."""
+    from .report import build_report
+    from .runs import RunFolder
+
+    print(build_report(RunFolder.open(arguments.run)))
+
+
+def _demo(arguments: argparse.Namespace) -> int | None:
+    """Train a small agent on a real text world and show where the credit went."""
+    from .demo import main as demo
+
+    return demo(env=arguments.env, out=arguments.out)
+
+
+def _methods(arguments: argparse.Namespace) -> None:
+    """List the methods by name, with the paper each is from."""
+    from .methods import METHODS, method
+
+    rows = [method(name) for name in METHODS]
+    name_width, paper_width = (max(len(getattr(row, field)) for row in rows) for field in ("name", "paper"))
+    for row in rows:
+        print(f"{row.name:<{name_width}}  {row.paper:<{paper_width}}  {row.description}")
+
+
+def _where(run) -> None:
+    from .runs.execute import shown
+
+    print(f"run     {shown(run.path)}")
+    print(f"report  {shown(run.path / 'report.html')}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
