@@ -38,7 +38,8 @@ def by_hand(evidence, prior, advantage, lam=0.5, band=0.2, gamma=0.95, eps=1e-4,
     return advantage * (1 - lam + lam * np.clip(1 + band * z, 1 - band, 1 + band))
 
 
-finite = st.floats(-6, 6)
+# Importing torch may switch the processor to flush subnormals, which hypothesis refuses to draw then.
+finite = st.floats(-6, 6, allow_subnormal=False)
 episodes_of_evidence = st.lists(st.lists(finite, min_size=1, max_size=7), min_size=1, max_size=5)
 
 
@@ -51,7 +52,12 @@ def tables(episodes):
 
 
 @settings(max_examples=60, deadline=None)
-@given(episodes_of_evidence, st.floats(0, 1), st.sampled_from([-1.3, 0.0, 0.7]), st.sampled_from([0.8, 0.95, 1.0]))
+@given(
+    episodes_of_evidence,
+    st.floats(0, 1, allow_subnormal=False),
+    st.sampled_from([-1.3, 0.0, 0.7]),
+    st.sampled_from([0.8, 0.95, 1.0]),
+)
 def test_equals_the_recursion_by_hand_and_keeps_its_bounds(episodes, prior, advantage, gamma):
     evidence, mask = tables(episodes)
     n = len(episodes)

@@ -12,7 +12,7 @@ from workbench.errors import WorkbenchError
 from workbench.reuse.controls import FixedReuse, FixedReuseConfig, RandomStop, RandomStopConfig
 from workbench.reuse.dgg import DGGConfig, Gate
 
-energies = st.lists(st.lists(st.floats(0, 1e6), min_size=4, max_size=4), min_size=1, max_size=12)
+energies = st.lists(st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=4, max_size=4), min_size=1, max_size=12)
 
 
 def play(gate, batches, max_reuse=4):

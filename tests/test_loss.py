@@ -58,12 +58,12 @@ def test_kl_is_k3_bounded_by_value_with_its_gradient(tokens):
 def test_a_huge_jump_of_the_log_prob_stays_finite(jump):
     logp = torch.tensor([-250.0 + jump, -250.0], requires_grad=True)
     old, advantages = torch.full((2,), -250.0), torch.tensor([1.0, -1.0])
-    for advantage in (advantages, -advantages):
-        total = loss.surrogate(logp, old, advantage) + loss.kl_k3(logp, old)
+    for advantage, dual in ((advantages, 3.0), (-advantages, 3.0), (advantages, None), (-advantages, None)):
+        total = loss.surrogate(logp, old, advantage, dual_clip=dual) + loss.kl_k3(logp, old)
         gradient = torch.autograd.grad(total.sum(), logp)[0]
         assert bool(torch.isfinite(total).all()) and bool(torch.isfinite(gradient).all())
-        closed = loss.surrogate_gradient(logp.detach(), old, advantage) + loss.kl_k3_gradient(logp.detach(), old)
-        torch.testing.assert_close(closed, gradient)
+        closed = loss.surrogate_gradient(logp.detach(), old, advantage, dual_clip=dual)
+        torch.testing.assert_close(closed + loss.kl_k3_gradient(logp.detach(), old), gradient)
 
 
 @pytest.fixture

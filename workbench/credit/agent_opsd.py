@@ -194,11 +194,11 @@ def _token_credit(batch: Batch, gap: Tensor, start: Tensor, advantage: Tensor, c
     mask, turn_mask = batch.response_mask, batch.turn_mask
     E, K = turn_mask.shape
     turn, place = _positions(batch)
-    once = batch.counted[mask]
     shape = (E * K, int(place.max()) + 1)
     evidence, exists = gap.new_zeros(shape), torch.zeros(shape, dtype=torch.bool, device=gap.device)
-    evidence[turn[once], place[once]] = gap[mask][once]
-    exists[turn[once], place[once]] = True
+    # Rows that repeat a turn write the same values again, so it counts once.
+    evidence[turn, place] = gap[mask]
+    exists[turn, place] = True
     length = exists.sum(1, keepdim=True).clamp(min=1)
     if config.evidence == "centred":
         evidence = torch.where(exists, evidence - evidence.sum(1, keepdim=True) / length, 0)
