@@ -172,12 +172,13 @@ class RunFolder:
         A checkpoint of the same step is replaced, and there is never a moment without a whole one. Raises
         WorkbenchError where the disk is full; the earlier checkpoints stay then.
         """
-        draft = self.checkpoint_dir / f".step={step:06d}.{os.getpid()}"
-        with told(draft):
+        target = self.checkpoint_dir / f"step={step:06d}"
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        with told(target):
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(parents=True)
         try:
-            with told(draft):
+            with told(target):
                 write(draft)
                 files = {str(p.relative_to(draft)): p.stat().st_size for p in sorted(draft.rglob("*")) if p.is_file()}
                 for name in files:
@@ -186,14 +187,14 @@ class RunFolder:
             write_json(draft / "checkpoint.json", {"step": step, "files": files})
             same = [p for p in self._checkpoints() if checkpoint_step(p) == step]
             number = max((int(_STEP.fullmatch(p.name)[2] or 0) for p in same), default=-1) + 1
-            path = self.checkpoint_dir / (f"step={step:06d}" + (f".{number}" if number else ""))
-            with told(path):
+            path = target.with_name(f"{target.name}.{number}") if number else target
+            with told(target):
                 draft.rename(path)
                 sync_folder(self.checkpoint_dir)
         except RuntimeError as error:
             # torch.save reports a full disk as a RuntimeError of its own
             if shutil.disk_usage(self.path).free < 1 << 24:
-                raise WorkbenchError(f"the disk is full: {draft} was not written") from error
+                raise WorkbenchError(f"the disk is full: {target} was not written") from error
             raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
