@@ -125,7 +125,8 @@ def test_microbatches_cover_every_row_once_within_the_limit():
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"), [("model.safetensors", "no weights"), ("config.json", "no config.json"), ("tokenizer*", "no a tokenizer")]
+    ("missing", "said"),
+    [("model.safetensors", "no weights"), ("config.json", "no config.json"), ("tokenizer*", "no a tokenizer")],
 )
 def test_an_incomplete_model_folder_is_named(tmp_path, tokenizer, missing, said):
     tiny_model(tokenizer).save_pretrained(tmp_path)

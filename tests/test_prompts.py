@@ -35,7 +35,8 @@ def test_a_chatml_template_closes_turns_with_its_own_newline(tokenizer):
     chat = Chat(chatml, PromptStyle())
     text = chatml.decode(np.concatenate([chat.first("look"), [chat.end_id], chat.following("around", False)]))
     want = chatml.apply_chat_template(
-        [{"role": "user", "content": "look"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "around"}],
+        [{"role": "user", "content": "look"}, {"role": "assistant", "content": ""},
+         {"role": "user", "content": "around"}],
         tokenize=False, add_generation_prompt=True,
     )  # fmt: skip
     assert text.replace(" ", "") == chatml.decode(chatml.encode(want)).replace(" ", "")

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
+from workbench import shipped
 from workbench.errors import WorkbenchError
 from workbench.records import Batch, Episode, Turn
 from workbench.skills import HEADING, SkillBank, check_privileged, privileged_inputs
-from workbench import shipped
 
 
 def batch_of(prompt=6):

@@ -20,6 +20,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .errors import WorkbenchError
 
+# Probabilities of words that never fit fall below the smallest normal float, and CPU arithmetic on such numbers is
+# many times slower. Worker threads take the setting from the thread that starts them, so it is made at import.
+torch.set_flush_denormal(True)
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -31,7 +35,7 @@ class Sampled:
 
 
 class Policy:
-    """A causal LM, its tokenizer and device. `head` (weight, bias) may be given to `score` to stand for the model's own.
+    """A causal LM, its tokenizer and device. `score` takes a `head` (weight, bias) to stand for the model's own.
 
     Raises WorkbenchError where the model is not a full-attention causal LM whose logits are `head(hidden)`.
     """
@@ -45,12 +49,19 @@ class Policy:
             raise WorkbenchError(f"{type(model).__name__} has no output embedding; a causal language model is needed")
         kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"}:
-            raise WorkbenchError(f"{type(model).__name__} mixes attention kinds {sorted(kinds)}; only full attention is supported")
+            raise WorkbenchError(
+                f"{type(model).__name__} mixes attention kinds {sorted(kinds)}; only full attention is supported"
+            )
         self._check_head()
 
     @classmethod
     def load(
-        cls, name: str | Path, device: str = "auto", dtype: str = "auto", attention: str = "sdpa", random_init: bool = False
+        cls,
+        name: str | Path,
+        device: str = "auto",
+        dtype: str = "auto",
+        attention: str = "sdpa",
+        random_init: bool = False,
     ) -> "Policy":
         """Load a model by hub name or folder.
 
@@ -125,7 +136,9 @@ class Policy:
         parts = []
         for h, y in zip(states.split(rows), targets.split(rows), strict=True):
             whole = not torch.is_grad_enabled() or len(states) <= rows
-            parts.append(part(h, y, weight, bias) if whole else checkpoint(part, h, y, weight, bias, use_reentrant=False))
+            parts.append(
+                part(h, y, weight, bias) if whole else checkpoint(part, h, y, weight, bias, use_reentrant=False)
+            )
         logprobs, entropy = (torch.cat([p[i] for p in parts]) for i in (0, 1))
         empty = torch.zeros(mask.shape, device=input_ids.device)
         place = F.pad(picked, (1, 0))
@@ -154,7 +167,9 @@ class Policy:
         with self.autocast():
             want = self.model(input_ids=ids, use_cache=False).logits.float()
         if not torch.allclose(self.logits(self.hidden(ids)[0])[None], want, atol=1e-2, rtol=1e-2):
-            raise WorkbenchError(f"{type(self.model).__name__}: its logits are not head(hidden states); it is not supported")
+            raise WorkbenchError(
+                f"{type(self.model).__name__}: its logits are not head(hidden states); it is not supported"
+            )
 
 
 def _first_line(error: Exception) -> str:
@@ -255,7 +270,9 @@ class Session:
         rows = sorted(prompts)
         for row in rows:
             if len(prompts[row]) + 1 > self.max_length:
-                raise WorkbenchError(f"row {row}: a prompt of {len(prompts[row])} tokens leaves no room in {self.max_length}")
+                raise WorkbenchError(
+                    f"row {row}: a prompt of {len(prompts[row])} tokens leaves no room in {self.max_length}"
+                )
         hidden = self._prefill(rows, prompts)
         device = self.policy.device
         drawn: dict[int, list[tuple[int, float]]] = {row: [] for row in rows}

@@ -78,7 +78,8 @@ class Chat:
         after = closed.rsplit(_MARK, 1)[1]
         if end is None or end not in after or opening.count(_MARK) != 1 or following.count(_MARK) != 2:
             raise WorkbenchError(
-                f"tokenizer {tokenizer.name_or_path!r}: its chat template must close a turn with {end!r} and show each message once"
+                f"tokenizer {tokenizer.name_or_path!r}: its chat template must close a turn with {end!r} "
+                "and show each message once"
             )
         self._head, self._tail = opening.split(_MARK)
         between, self._next_tail = following.rsplit(_MARK, 2)[1:]
@@ -90,12 +91,12 @@ class Chat:
         return self._ids(self._head + text + self._tail)
 
     def following(self, text: str, truncated: bool) -> np.ndarray:
-        """The tokens between a response and the next: the end of the turn where the response was cut, and the message."""
+        """The tokens between a response and the next: an end of turn where the response was cut, and the message."""
         ids = self._ids(self._next_head + text + self._next_tail)
         return np.concatenate([[self.end_id], ids]).astype(np.int32) if truncated else ids
 
     def insertion_point(self, position: str) -> int:
-        """How many tokens stand before the place for privileged text: "front" of everything, or in the first "user" message."""
+        """How many tokens stand before privileged text: in "front" of everything, or in the first "user" message."""
         if position not in ("front", "user"):
             raise WorkbenchError(f"skill position must be front or user, got {position!r}")
         bos = self.tokenizer.bos_token_id

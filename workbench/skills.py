@@ -69,7 +69,7 @@ def privileged_inputs(batch: Batch, skills: Sequence[np.ndarray], insert_at: int
 
 
 def check_privileged(rows: Tensor, batch: Batch, skills: Sequence[np.ndarray]) -> None:
-    """Raise WorkbenchError unless each row the teacher reads holds its episode's whole skill text as one run of tokens."""
+    """Raise WorkbenchError unless each row the teacher reads holds its episode's whole skill text, in one run."""
     for b, e in enumerate(batch.episode_index.tolist()):
         skill = torch.as_tensor(skills[e].astype(np.int64), device=rows.device)
         if rows.shape[1] < len(skill) or not bool((rows[b].unfold(0, len(skill), 1) == skill).all(1).any()):

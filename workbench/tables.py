@@ -62,7 +62,9 @@ def turns_frame(
     def as_lists(values: np.ndarray | None, dtype: pl.DataType) -> pl.Series:
         if values is None:
             return pl.Series([None] * (len(offsets) - 1), dtype=pl.List(dtype))
-        return pl.Series([values[i:j].tolist() for i, j in zip(offsets, offsets[1:], strict=False)], dtype=pl.List(dtype))
+        return pl.Series(
+            [values[i:j].tolist() for i, j in zip(offsets, offsets[1:], strict=False)], dtype=pl.List(dtype)
+        )
 
     turns = [(i, k, turn) for i, e in enumerate(episodes) for k, turn in enumerate(e.turns)]
     columns: dict[str, Any] = {

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,87 +30,18 @@ from .records import Batch, Episode
 from .reuse.lm_head import IsolatedHead, WeightMonitor
 from .rollout import Job, Limits, Teacher, play
 from .runs.folder import RunFolder
+from .settings import TrainConfig, load_policy
 from .skills import SkillBank, privileged_inputs, skill_ids
 from .update import Diverged, LossConfig, accumulate
 
-DEFAULT_MODEL = "twc-small"
 _TASKS, _TRAIN, _PANEL = 1, 2, 3  # purposes of a random draw
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """Everything that decides a run. Fields are the parameters of notebooks/train.ipynb."""
-
-    method: str = "grpo"  # a name of methods.METHODS
-    method_options: dict = field(default_factory=dict)  # options of that method
-    env: str = "twc"  # a name of envs.ENVIRONMENTS
-    env_options: dict = field(default_factory=dict)
-    model: str = "default"  # a hub name or folder; "default" is the small model shipped for env twc
-    random_init: bool = False  # build the model from its config alone
-    device: str = "auto"
-    dtype: str = "auto"  # of the computation: auto, float32 or bfloat16; weights are float32
-    skills: str = "auto"  # folder of skill texts; auto: the shipped ones of the environment
-    skill_position: str = "user"  # privileged text in the first "user" message, or in "front" of everything
-    teacher: bool = True  # score the rollouts under the teacher even where the method does not need it, for the record
-    seed: int = 0
-    steps: int = 20
-    tasks_per_step: int = 12
-    group_size: int = 8
-    live_episodes: int = 96  # games live at once
-    max_turns: int = 10
-    max_response_tokens: int = 16
-    max_context: int = 1024
-    max_invalid: int = 3  # invalid actions that end an episode; 0 never
-    temperature: float = 1.0
-    prompt: str = "auto"  # plain or action (see prompts.PromptStyle); auto: plain for the default model, else action
-    history: int = -1  # -1 the whole conversation; k the last k turns in a fresh prompt
-    reward: str = "outcome"  # what advantages compare: outcome (0/1) or return
-    layout: str = "auto"  # rows of a batch: auto, episode or turn
-    old_logprobs: str = "auto"  # sampled, scored, or auto: sampled in float32, else scored (rounding differs in bfloat16)
-    aggregation: str = "episode_mean"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float = 3.0
-    kl_coef: float = 0.0
-    entropy_coef: float = 0.0
-    lr: float = 5e-4
-    warmup_steps: int = 0
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
-    micro_tokens: int = 16384
-    eval_every: int = 5
-    eval_games: int = 96  # games of each panel
-    eval_temperature: float = 1.0
-    eval_seed: int = 20260101
-    checkpoint_every: int = 5
-    monitor_every: int = 1  # updates between rows of the modules table
-    record_turns_every: int = 1  # steps between turn tables
-
-    def __post_init__(self):
-        for name in ("steps", "tasks_per_step", "group_size", "live_episodes", "max_turns", "max_response_tokens"):
-            if getattr(self, name) < 1:
-                raise WorkbenchError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("eval_every", "checkpoint_every", "monitor_every", "record_turns_every", "micro_tokens"):
-            if getattr(self, name) < 1:
-                raise WorkbenchError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.prompt not in ("auto", "plain", "action"):
-            raise WorkbenchError(f"prompt must be auto, plain or action, got {self.prompt!r}")
-        if self.old_logprobs not in ("auto", "sampled", "scored"):
-            raise WorkbenchError(f"old_logprobs must be auto, sampled or scored, got {self.old_logprobs!r}")
-        if not self.temperature > 0:
-            raise WorkbenchError(f"temperature must be above 0, got {self.temperature}")
-        if self.kl_coef < 0 or not self.lr > 0:
-            raise WorkbenchError(f"lr must be above 0 and kl_coef at least 0, got {self.lr} and {self.kl_coef}")
-        if self.aggregation not in losses.AGGREGATIONS:
-            raise WorkbenchError(f"aggregation must be one of {', '.join(losses.AGGREGATIONS)}, got {self.aggregation!r}")
-        method(self.method, **self.method_options)
 
 
 class Trainer:
     """A run of one method in one environment, recorded in a run folder.
 
-    `run()` trains to the last step, from the folder's last checkpoint where there is one; `message` receives one line of
-    progress at a time. Raises WorkbenchError for bad input and Diverged when the loss is no longer a number.
+    `run()` trains to the last step, from the folder's last checkpoint where there is one; `message` receives progress,
+    a line at a time. Raises WorkbenchError for bad input and Diverged when the loss is no longer a number.
     """
 
     def __init__(self, config: TrainConfig, folder: RunFolder, message: Callable[[str], Any] = print):
@@ -127,7 +58,9 @@ class Trainer:
         if not self.train_tasks:
             raise WorkbenchError(f"environment {config.env!r} has no training tasks")
         parameters = [p for p in self.policy.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99))
+        self.optimizer = torch.optim.AdamW(
+            parameters, lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99)
+        )
         warm = max(1, config.warmup_steps)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: min(1.0, (s + 1) / warm))
         self.head = IsolatedHead(self.policy.model)
@@ -135,8 +68,8 @@ class Trainer:
         self.gate = make_gate(self.method, config.seed)
         self.reference = self._reference() if config.kl_coef else None
         self.loss = LossConfig(
-            config.clip_low, config.clip_high, config.dual_clip, config.kl_coef, config.entropy_coef, config.aggregation,
-            config.temperature, config.micro_tokens,
+            config.clip_low, config.clip_high, config.dual_clip, config.kl_coef, config.entropy_coef,
+            config.aggregation, config.temperature, config.micro_tokens,
         )  # fmt: skip
         self.step, self.updates = 0, 0
 
@@ -206,7 +139,7 @@ class Trainer:
         )
 
     def _reuse(self, step: int, batch: Batch, advantages: torch.Tensor):
-        """Up to max_reuse updates on one batch, as the gate decides. Returns the first gradient and the tables' rows."""
+        """Up to max_reuse updates on one batch, as the gate decides; returns the first gradient and tables' rows."""
         c, rows, modules, first = self.config, [], [], None
         for reuse in range(1, self.gate.max_reuse + 1):
             self.optimizer.zero_grad(set_to_none=True)
@@ -215,18 +148,28 @@ class Trainer:
             first = first or gradient
             energy = self.head.energy()
             if not math.isfinite(energy):
-                raise Diverged(f"step {step}: the gradient is not finite; the last checkpoint is kept in {self.folder.path}")
+                raise Diverged(
+                    f"step {step}: the gradient is not finite; the last checkpoint is kept in {self.folder.path}"
+                )
             decision = self.gate.observe(energy, reuse)
             self.head.merge()
             self.monitor.measure_gradients()
             grad_norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), c.grad_clip))
             if not math.isfinite(grad_norm):
-                raise Diverged(f"step {step}: the gradient is not finite; the last checkpoint is kept in {self.folder.path}")
+                raise Diverged(
+                    f"step {step}: the gradient is not finite; the last checkpoint is kept in {self.folder.path}"
+                )
             if decision.apply:
                 self.optimizer.step()
                 modules += self.monitor.observe(step, self.updates, reuse, math.sqrt(energy))
             ratios = losses.ratio_metrics(
-                gradient.logprobs, batch.old_logprobs, batch.counted, advantages, c.clip_low, c.clip_high, c.dual_clip or None
+                gradient.logprobs,
+                batch.old_logprobs,
+                batch.counted,
+                advantages,
+                c.clip_low,
+                c.clip_high,
+                c.dual_clip or None,
             )
             rows.append({
                 "step": step, "update": self.updates, "reuse": reuse, "applied": decision.apply, "stop": decision.stop,
@@ -245,13 +188,17 @@ class Trainer:
 
     def _record(self, step, episodes, batch, credit, first, rows, modules) -> None:
         c, mask = self.config, batch.counted
-        gap = None if batch.teacher_logprobs is None else torch.where(mask, batch.teacher_logprobs - batch.old_logprobs, 0)
+        gap = (
+            None
+            if batch.teacher_logprobs is None
+            else torch.where(mask, batch.teacher_logprobs - batch.old_logprobs, 0)
+        )
         aux = self.method.aux
         gates = None if gap is None else sdar.gate(gap, aux or sdar.SDARConfig(), first.entropy)
         weights = losses.token_weights(batch, c.aggregation)
         slope = losses.dloss_dlogp(
-            batch.old_logprobs, batch.old_logprobs, credit.advantages, weights, clip_low=c.clip_low, clip_high=c.clip_high,
-            dual_clip=c.dual_clip or None, reference=batch.reference_logprobs, kl_coef=c.kl_coef,
+            batch.old_logprobs, batch.old_logprobs, credit.advantages, weights, clip_low=c.clip_low,
+            clip_high=c.clip_high, dual_clip=c.dual_clip or None, reference=batch.reference_logprobs, kl_coef=c.kl_coef,
         )  # fmt: skip
         if aux and aux.coef:
             aux_slope = sdar.gradient_coefficient(batch.old_logprobs, batch.teacher_logprobs, aux, first.entropy)
@@ -286,7 +233,11 @@ class Trainer:
                 "gate": gates, "advantage": credit.advantages, "dloss_dlogp": slope, "entropy": first.entropy,
             }  # fmt: skip
             pieces = self.policy.tokenizer.convert_ids_to_tokens
-            write("turns", step, tables.turns_frame(step, episodes, batch, credit, tokens, lambda ids: pieces(ids.tolist())))
+            write(
+                "turns",
+                step,
+                tables.turns_frame(step, episodes, batch, credit, tokens, lambda ids: pieces(ids.tolist())),
+            )
 
     def _evaluate(self) -> None:
         """Play the panels: heldout as student every time; at both ends unseen objects too, and the teacher."""
@@ -326,7 +277,9 @@ class Trainer:
         if folder == "auto":
             folder = shipped.data("skills", self.config.env)
             if not Path(folder).is_dir():
-                raise WorkbenchError(f"no skill texts are shipped for environment {self.config.env!r}: set skills to a folder")
+                raise WorkbenchError(
+                    f"no skill texts are shipped for environment {self.config.env!r}: set skills to a folder"
+                )
         return Teacher(SkillBank.load(folder), self.chat.insertion_point(self.config.skill_position))
 
     def _teacher_logprobs(self, batch: Batch, episodes: Sequence[Episode]) -> torch.Tensor:
@@ -364,7 +317,9 @@ class Trainer:
         state = torch.load(found / "trainer.pt", map_location=self.policy.device, weights_only=True)
         if state["config"] != asdict(self.config):
             changed = sorted(k for k, v in asdict(self.config).items() if state["config"].get(k) != v)
-            raise WorkbenchError(f"{self.folder.path} was begun with other parameters ({', '.join(changed)}); start a new run")
+            raise WorkbenchError(
+                f"{self.folder.path} was begun with other parameters ({', '.join(changed)}); start a new run"
+            )
         for name in ("optimizer", "schedule", "gate", "monitor"):
             getattr(self, name).load_state_dict(state[name])
         self.policy.model.load_state_dict(state["model"])
@@ -387,9 +342,3 @@ _NULLABLE = dict.fromkeys(
      "belief_saturated", "revision_tiny", "pivotal_share", "relative_change", "cumulative_change", "grad_norm"),
     pl.Float64,
 )  # fmt: skip
-
-
-def load_policy(config: TrainConfig) -> Policy:
-    """The policy a configuration names."""
-    name = str(shipped.data("models", DEFAULT_MODEL)) if config.model == "default" else config.model
-    return Policy.load(name, config.device, config.dtype, random_init=config.random_init)

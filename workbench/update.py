@@ -19,7 +19,7 @@ class Diverged(WorkbenchError):
 
 @dataclass(frozen=True)
 class LossConfig:
-    """clip_low, clip_high: of the importance ratio; dual_clip: bound on the loss where the advantage is negative, 0 none;
+    """clip_low, clip_high: of the importance ratio; dual_clip: bound on the loss of negative advantages, 0 none;
     kl_coef: weight of k3 to the reference; entropy_coef: of the entropy bonus; aggregation: see loss.token_weights;
     temperature: at which log-probs are taken, that of sampling; micro_tokens: padded tokens in one micro-batch."""
 
@@ -47,7 +47,12 @@ class Gradient:
 
 
 def accumulate(
-    policy: Policy, head: IsolatedHead, batch: Batch, advantages: Tensor, aux: sdar.SDARConfig | None, config: LossConfig
+    policy: Policy,
+    head: IsolatedHead,
+    batch: Batch,
+    advantages: Tensor,
+    aux: sdar.SDARConfig | None,
+    config: LossConfig,
 ) -> Gradient:
     """Add the gradient of the whole batch's loss to the parameters (the head's stays in `head` until merged).
 
@@ -68,7 +73,11 @@ def accumulate(
 
         mask = cut(batch.response_mask)
         logp, ent = policy.score(
-            cut(batch.input_ids), mask, config.temperature, (head.weight, head.bias), entropy_grad=config.entropy_coef != 0
+            cut(batch.input_ids),
+            mask,
+            config.temperature,
+            (head.weight, head.bias),
+            entropy_grad=config.entropy_coef != 0,
         )
         old, w = cut(batch.old_logprobs), cut(weights)
         pg = (w * losses.surrogate(logp, old, cut(advantages), **clip)).sum()
@@ -85,7 +94,7 @@ def accumulate(
             raise Diverged(f"the loss of a micro-batch is {float(total):.4g}: training has diverged")
         total.backward()
         logprobs[rows, :width], entropy[rows, :width] = logp.detach(), ent.detach()
-        totals += torch.tensor([float(x) if x is not None else 0.0 for x in (total, pg, kl, extra)], dtype=torch.float64)
+        totals += torch.tensor([0.0 if x is None else x.item() for x in (total, pg, kl, extra)], dtype=torch.float64)
     loss, pg_loss, kl, extra = totals.tolist()
     return Gradient(
         logprobs,

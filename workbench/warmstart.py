@@ -1,4 +1,4 @@
-"""Make the small default model: a word-level tokenizer from an environment's own text, and a transformer that has cloned
+"""Make the small default model: a word-level tokenizer from an environment's own text, and a transformer that cloned
 a noisy expert.
 
     python -m workbench.warmstart --env twc --out data/models/twc-small
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from . import envs, shipped
 from .envs.base import Env
@@ -40,8 +40,9 @@ class WarmStart:
     """How the default model is made. noise: share of random commands without, skilled_noise with, the skill text."""
 
     env: str = "twc"
-    demos: int = 12000
+    demos: int = 16000
     epochs: int = 1
+    text_weight: float = 0.3  # of predicting the environment's text too: it teaches the copying of names early
     noise: float = 0.5
     skilled_noise: float = 0.15
     max_turns: int = 10
@@ -50,7 +51,7 @@ class WarmStart:
     heads: int = 4
     mlp: int = 384
     lr: float = 2e-3
-    batch_tokens: int = 12000
+    batch_tokens: int = 6000
     seed: int = 0
 
 
@@ -94,7 +95,9 @@ def build_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def demonstration(env: Env, task: str, chat: Chat, rng: random.Random, noise: float, max_turns: int, skill: np.ndarray | None):
+def demonstration(
+    env: Env, task: str, chat: Chat, rng: random.Random, noise: float, max_turns: int, skill: np.ndarray | None
+):
     """One noisy expert game as (ids, mask of the commands' tokens, outcome)."""
     style, tokenizer = chat.style, chat.tokenizer
     state = env.reset(task)
@@ -119,7 +122,7 @@ def demonstration(env: Env, task: str, chat: Chat, rng: random.Random, noise: fl
     return np.concatenate(pieces), np.concatenate(masks), state.outcome
 
 
-def clone(config: WarmStart, log=print) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+def clone(config: WarmStart, log=print) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Play the demonstrations and fit the model to their commands."""
     rng = random.Random(config.seed)
     torch.manual_seed(config.seed)
@@ -138,10 +141,12 @@ def clone(config: WarmStart, log=print) -> tuple[Qwen2ForCausalLM, PreTrainedTok
         ids, mask, outcome = demonstration(env, task, chat, rng, noise, config.max_turns, skill)
         demos.append((ids, mask))
         wins[skilled] += outcome
-    log(f"{len(demos)} games in {time.time() - start:.0f} s; expert success {2 * wins[False] / len(demos):.2f} noisy, "
-        f"{2 * wins[True] / len(demos):.2f} with the skill text; {len(tokenizer)} words")
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
+    log(
+        f"{len(demos)} games in {time.time() - start:.0f} s; expert success {2 * wins[False] / len(demos):.2f} noisy, "
+        f"{2 * wins[True] / len(demos):.2f} with the skill text; {len(tokenizer)} words"
+    )
+    model = LlamaForCausalLM(
+        LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=config.hidden,
             intermediate_size=config.mlp,
@@ -149,7 +154,7 @@ def clone(config: WarmStart, log=print) -> tuple[Qwen2ForCausalLM, PreTrainedTok
             num_attention_heads=config.heads,
             num_key_value_heads=config.heads,
             max_position_embeddings=2048,
-            tie_word_embeddings=False,
+            tie_word_embeddings=True,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
             bos_token_id=None,
@@ -162,18 +167,20 @@ def clone(config: WarmStart, log=print) -> tuple[Qwen2ForCausalLM, PreTrainedTok
     start, recent = time.time(), []
     for step, rows in enumerate(batches):
         width = max(len(demos[r][0]) for r in rows)
-        ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.bool)
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        mask, text = torch.zeros(ids.shape, dtype=torch.bool), torch.zeros(ids.shape, dtype=torch.bool)
         for b, r in enumerate(rows):
             ids[b, : len(demos[r][0])] = torch.from_numpy(demos[r][0].astype(np.int64))
             mask[b, : len(demos[r][1])] = torch.from_numpy(demos[r][1])
-        logprobs, _ = policy.score(ids, mask)
-        loss = -logprobs.sum() / mask.sum()
+            text[b, 1 : len(demos[r][0])] = True
+        logprobs, _ = policy.score(ids, text)
+        loss = -(logprobs * mask).sum() / mask.sum() - config.text_weight * logprobs.sum() / text.sum()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        recent.append(loss.item())
+        recent.append(-(logprobs.detach() * mask).sum().item() / mask.sum().item())
         if step % 25 == 0 or step == len(batches) - 1:
             log(f"batch {step + 1}/{len(batches)}  loss {np.mean(recent[-25:]):.3f} nats  {time.time() - start:.0f} s")
     return model, tokenizer

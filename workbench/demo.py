@@ -1,0 +1,124 @@
+"""The main job, end to end: train agents, look at their credit, compare with the control, write one report.
+
+A method and its control are trained on several seeds by the ordinary runner, as many at once as there are cores for;
+then the analysis notebooks run on what was recorded.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import WorkbenchError
+from .report import build_report
+from .runs import RunFolder
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook to run: its label on the progress lines and its parameters."""
+
+    label: str
+    notebook: str
+    parameters: dict[str, str]
+
+
+def main(env: str = "twc", out: str = "runs", steps: int = 20, seeds: int = 3) -> None:
+    """Train agent_opsd and grpo on `seeds` seeds and one gated run, analyse, and say where the report is.
+
+    Raises WorkbenchError naming the first run that failed; runs that finished are kept.
+    """
+    common = {"env": env, "steps": str(steps), "experiment": f"demo-{env}"} | _SETTINGS.get(env, {})
+    trained = [
+        Job(f"{m} {s}", "train", common | {"method": m, "seed": str(s)}) for s in range(seeds) for m in _COMPARED
+    ]
+    gated = Job("grpo_dgg 0", "train", common | {"method": "grpo_dgg", "method_options": '{"window": 8}', "seed": "0"})
+    start = time.monotonic()
+    workers = _workers()
+    print(f"training {len(trained) + 1} runs of {steps} steps, {workers} at a time", flush=True)
+    folders = _run_all([*trained, gated], out, workers)
+    runs = [str(f.path) for f in folders[:-1]]
+    views = [
+        Job("beliefs", "beliefs", {"run": runs[0]}),
+        Job("gates", "gates", {"run": runs[0]}),
+        Job("lm_head", "lm_head", {"run": str(folders[-1].path)}),
+        Job("compare", "compare", {"runs": repr(runs)}),
+    ]
+    print(f"{time.monotonic() - start:.0f} s: analysing", flush=True)
+    sections = _run_all(views, out, workers)
+    report = build_report(folders[0], sections)
+    for line in _findings(folders[0], sections[-1]):
+        print(line)
+    print(f"{time.monotonic() - start:.0f} s in all\nrun folder  {folders[0].path}\nreport      {report}", flush=True)
+
+
+_COMPARED = ("agent_opsd", "grpo")
+_SETTINGS: dict[str, dict[str, str]] = {
+    "alfworld": {"tasks_per_step": "4", "group_size": "6", "max_turns": "16", "max_context": "2048", "eval_games": "24"}
+}
+
+
+def _workers() -> int:
+    """One process a core and two at least; a GPU is used by one run at a time."""
+    import torch
+
+    return 1 if torch.cuda.is_available() else min(4, max(1, len(os.sched_getaffinity(0))))
+
+
+def _run_all(jobs: Sequence[Job], out: str, workers: int) -> list[RunFolder]:
+    stop = threading.Event()
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(_run, job, out, workers, stop) for job in jobs]
+        try:
+            return [f.result() for f in futures]
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _run(job: Job, out: str, workers: int, stop: threading.Event) -> RunFolder:
+    """Run one notebook by the command line in a process of its own, passing on its lines."""
+    if stop.is_set():
+        raise WorkbenchError(f"{job.label} was not started")
+    command = [sys.executable, "-m", "workbench.cli", "run", job.notebook, "--out", out]
+    for name, value in job.parameters.items():
+        command += ["-p", name, value]
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        env=os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
+    )  # fmt: skip
+    lines = []
+    for line in process.stdout:
+        lines.append(line.rstrip())
+        if stop.is_set():
+            process.terminate()
+        if line.startswith(("step ", "resumed ")):
+            print(f"[{job.label}] {line}", end="", flush=True)
+    if process.wait() != 0:
+        raise WorkbenchError(f"{job.label} failed: " + " | ".join(lines[-4:]))
+    return RunFolder.open(_folder_in(lines))
+
+
+def _folder_in(lines: Sequence[str]) -> Path:
+    found = [line.removeprefix("run").strip() for line in lines if line.startswith("run  ")]
+    if not found:
+        raise WorkbenchError("the runner did not say where it wrote")
+    return Path(found[-1])
+
+
+def _findings(run: RunFolder, comparison: RunFolder) -> list[str]:
+    """What came out, from the records."""
+    result = run.manifest["result"]
+    out = [
+        f"{panel}: {result['start'].get(panel, float('nan')):.2f} at the start, "
+        f"{value:.2f} after {result['steps']} steps"
+        for panel, value in result["final"].items()
+    ]
+    return [*out, *comparison.manifest["result"].get("verdict", [])]

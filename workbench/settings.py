@@ -1,0 +1,98 @@
+"""What decides a training run, and the model it names."""
+
+from dataclasses import dataclass, field
+
+from . import loss as losses
+from . import shipped, smollm2
+from .errors import WorkbenchError
+from .methods import method
+from .policy import Policy
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides a run. Fields are the parameters of notebooks/train.ipynb."""
+
+    method: str = "grpo"  # a name of methods.METHODS
+    method_options: dict = field(default_factory=dict)  # options of that method
+    env: str = "twc"  # a name of envs.ENVIRONMENTS
+    env_options: dict = field(default_factory=dict)
+    model: str = "default"  # a hub name, a folder, "default" (the small one shipped for the environment) or "smollm2"
+    random_init: bool = False  # build the model from its config alone
+    device: str = "auto"
+    dtype: str = "auto"  # of the computation: auto, float32 or bfloat16; weights are float32
+    skills: str = "auto"  # folder of skill texts; auto: the shipped ones of the environment
+    skill_position: str = "user"  # privileged text in the first "user" message, or in "front" of everything
+    teacher: bool = True  # score the rollouts under the teacher even where the method does not need it, for the record
+    seed: int = 0
+    steps: int = 20
+    tasks_per_step: int = 12
+    group_size: int = 8
+    live_episodes: int = 96  # games live at once
+    max_turns: int = 10
+    max_response_tokens: int = 16
+    max_context: int = 1024
+    max_invalid: int = 3  # invalid actions that end an episode; 0 never
+    temperature: float = 1.0
+    prompt: str = "auto"  # plain or action (see prompts.PromptStyle); auto: plain for the default model, else action
+    history: int = -1  # -1 the whole conversation; k the last k turns in a fresh prompt
+    reward: str = "outcome"  # what advantages compare: outcome (0/1) or return
+    layout: str = "auto"  # rows of a batch: auto, episode or turn
+    old_logprobs: str = (
+        "auto"  # sampled, scored, or auto: sampled in float32, else scored (rounding differs in bfloat16)
+    )
+    aggregation: str = "episode_mean"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 3.0
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    lr: float = 5e-4
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    micro_tokens: int = 16384
+    eval_every: int = 5
+    eval_games: int = 96  # games of each panel
+    eval_temperature: float = 1.0
+    eval_seed: int = 20260101
+    checkpoint_every: int = 5
+    monitor_every: int = 1  # updates between rows of the modules table
+    record_turns_every: int = 1  # steps between turn tables
+
+    def __post_init__(self):
+        for name in ("steps", "tasks_per_step", "group_size", "live_episodes", "max_turns", "max_response_tokens"):
+            if getattr(self, name) < 1:
+                raise WorkbenchError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("eval_every", "checkpoint_every", "monitor_every", "record_turns_every", "micro_tokens"):
+            if getattr(self, name) < 1:
+                raise WorkbenchError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.prompt not in ("auto", "plain", "action"):
+            raise WorkbenchError(f"prompt must be auto, plain or action, got {self.prompt!r}")
+        if self.old_logprobs not in ("auto", "sampled", "scored"):
+            raise WorkbenchError(f"old_logprobs must be auto, sampled or scored, got {self.old_logprobs!r}")
+        if not self.temperature > 0:
+            raise WorkbenchError(f"temperature must be above 0, got {self.temperature}")
+        if self.kl_coef < 0 or not self.lr > 0:
+            raise WorkbenchError(f"lr must be above 0 and kl_coef at least 0, got {self.lr} and {self.kl_coef}")
+        if self.aggregation not in losses.AGGREGATIONS:
+            raise WorkbenchError(
+                f"aggregation must be one of {', '.join(losses.AGGREGATIONS)}, got {self.aggregation!r}"
+            )
+        method(self.method, **self.method_options)
+
+
+def load_policy(config: TrainConfig) -> Policy:
+    """The policy a configuration names: "default", "smollm2", a hub name or a folder."""
+    if config.model == "default":
+        name = shipped.data("models", f"{config.env}-small")
+        if not name.is_dir():
+            raise WorkbenchError(
+                f"no small model is shipped for environment {config.env!r}: set model to a folder, a hub name or "
+                f"'smollm2', or make one with: python -m workbench.warmstart --env {config.env} --out FOLDER"
+            )
+    elif config.model == "smollm2":
+        name = smollm2.folder()
+    else:
+        name = config.model
+    return Policy.load(name, config.device, config.dtype, random_init=config.random_init)
