@@ -15,7 +15,7 @@ import random
 import re
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,15 +36,25 @@ CHAT_TEMPLATE = (
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Games to clone, half of them with the skill text in context.
+
+    noise, skilled_noise: share of random commands without and with the text. text_weight: of predicting the
+    environment's text beside the commands, which teaches the copying of names.
+    """
+
+    games: int
+    noise: float
+    skilled_noise: float
+    text_weight: float
+
+
+@dataclass(frozen=True)
 class WarmStart:
-    """How the default model is made. noise: share of random commands without, skilled_noise with, the skill text."""
+    """How the default model is made. The last stage sets how well it plays; the first, noisier one, teaches words."""
 
     env: str = "twc"
-    demos: int = 16000
-    epochs: int = 1
-    text_weight: float = 0.3  # of predicting the environment's text too: it teaches the copying of names early
-    noise: float = 0.5
-    skilled_noise: float = 0.15
+    stages: tuple[Stage, ...] = (Stage(16000, 0.5, 0.15, 0.3), Stage(18000, 0.3, 0.05, 0.1))
     max_turns: int = 10
     hidden: int = 128
     layers: int = 4
@@ -123,29 +133,72 @@ def demonstration(
 
 
 def clone(config: WarmStart, log=print) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Play the demonstrations and fit the model to their commands."""
+    """Make tokenizer and model, then play and fit one stage after the other."""
     rng = random.Random(config.seed)
     torch.manual_seed(config.seed)
     env = envs.make(config.env).envs[0]
     bank = SkillBank.load(shipped.data("skills", config.env))
     tokenizer = build_tokenizer(words_of(env, bank, 1000, config.seed))
-    chat = Chat(tokenizer, PromptStyle())
+    model = new_model(config, tokenizer)
+    log(f"{len(tokenizer)} words, {sum(p.numel() for p in model.parameters()):,} parameters")
+    policy = Policy(model, tokenizer)
+    for stage in config.stages:
+        fit(policy, play_stage(env, bank, policy, stage, config, rng, log), stage, config, rng, log)
+    return model, tokenizer
+
+
+def play_stage(env: Env, bank: SkillBank, policy: Policy, stage: Stage, config: WarmStart, rng: random.Random, log):
+    """The stage's games as (ids, mask of the commands' tokens); every second one is played with the skill text."""
+    chat, tokenizer = Chat(policy.tokenizer, PromptStyle()), policy.tokenizer
     tasks = env.tasks(env.splits[0])
     skills = {k: np.asarray(tokenizer.encode(bank.text(k), add_special_tokens=False), np.int32) for k in bank.by_kind}
     demos, wins, start = [], Counter(), time.time()
-    for i in range(config.demos):
+    for i in range(stage.games):
         skilled = i % 2 == 1
         task = rng.choice(tasks).id
         skill = skills[env.reset(task).info["kind"]] if skilled else None
-        noise = config.skilled_noise if skilled else config.noise
+        noise = stage.skilled_noise if skilled else stage.noise
         ids, mask, outcome = demonstration(env, task, chat, rng, noise, config.max_turns, skill)
         demos.append((ids, mask))
         wins[skilled] += outcome
+    plain, with_text = (2 * wins[s] / max(1, len(demos)) for s in (False, True))
     log(
-        f"{len(demos)} games in {time.time() - start:.0f} s; expert success {2 * wins[False] / len(demos):.2f} noisy, "
-        f"{2 * wins[True] / len(demos):.2f} with the skill text; {len(tokenizer)} words"
+        f"{len(demos)} games in {time.time() - start:.0f} s; the expert wins {plain:.2f}, with less noise {with_text:.2f}"
     )
-    model = LlamaForCausalLM(
+    return demos
+
+
+def fit(policy: Policy, demos: list, stage: Stage, config: WarmStart, rng: random.Random, log) -> None:
+    """One pass over the games."""
+    model = policy.model
+    batches = _batches(demos, config.batch_tokens, rng)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.01, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.lr, total_steps=len(batches) + 1, pct_start=0.05)
+    start, recent = time.time(), []
+    for step, rows in enumerate(batches):
+        width = max(len(demos[r][0]) for r in rows)
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        mask, text = torch.zeros(ids.shape, dtype=torch.bool), torch.zeros(ids.shape, dtype=torch.bool)
+        for b, r in enumerate(rows):
+            ids[b, : len(demos[r][0])] = torch.from_numpy(demos[r][0].astype(np.int64))
+            mask[b, : len(demos[r][1])] = torch.from_numpy(demos[r][1])
+            text[b, 1 : len(demos[r][0])] = True
+        logprobs, _ = policy.score(ids, text)
+        commands = -(logprobs * mask).sum() / mask.sum()
+        loss = commands - stage.text_weight * logprobs.sum() / text.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        recent.append(commands.item())
+        if step % 25 == 0 or step == len(batches) - 1:
+            log(f"batch {step + 1}/{len(batches)}  loss {np.mean(recent[-25:]):.3f} nats  {time.time() - start:.0f} s")
+
+
+def new_model(config: WarmStart, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Random weights. Embeddings are tied, so that what is read can be copied out from the first step on."""
+    return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=config.hidden,
@@ -160,61 +213,37 @@ def clone(config: WarmStart, log=print) -> tuple[LlamaForCausalLM, PreTrainedTok
             bos_token_id=None,
         )
     )
-    policy = Policy(model, tokenizer)
-    batches = _batches(demos, config, rng)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.01, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.lr, total_steps=len(batches), pct_start=0.05)
-    start, recent = time.time(), []
-    for step, rows in enumerate(batches):
-        width = max(len(demos[r][0]) for r in rows)
-        ids = torch.zeros(len(rows), width, dtype=torch.long)
-        mask, text = torch.zeros(ids.shape, dtype=torch.bool), torch.zeros(ids.shape, dtype=torch.bool)
-        for b, r in enumerate(rows):
-            ids[b, : len(demos[r][0])] = torch.from_numpy(demos[r][0].astype(np.int64))
-            mask[b, : len(demos[r][1])] = torch.from_numpy(demos[r][1])
-            text[b, 1 : len(demos[r][0])] = True
-        logprobs, _ = policy.score(ids, text)
-        loss = -(logprobs * mask).sum() / mask.sum() - config.text_weight * logprobs.sum() / text.sum()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        recent.append(-(logprobs.detach() * mask).sum().item() / mask.sum().item())
-        if step % 25 == 0 or step == len(batches) - 1:
-            log(f"batch {step + 1}/{len(batches)}  loss {np.mean(recent[-25:]):.3f} nats  {time.time() - start:.0f} s")
-    return model, tokenizer
 
 
-def _batches(demos: list, config: WarmStart, rng: random.Random) -> list[list[int]]:
+def _batches(demos: list, batch_tokens: int, rng: random.Random) -> list[list[int]]:
     """Batches of games of like length, in random order."""
-    batches = []
-    for _ in range(config.epochs):
-        order = sorted(range(len(demos)), key=lambda r: len(demos[r][0]) + rng.random() * 8)
-        epoch, rows = [], []
-        for r in order:
-            if rows and (len(rows) + 1) * len(demos[r][0]) > config.batch_tokens:
-                epoch.append(rows)
-                rows = []
-            rows.append(r)
-        rng.shuffle(epoch := [*epoch, rows])
-        batches += epoch
+    order = sorted(range(len(demos)), key=lambda r: len(demos[r][0]) + rng.random() * 8)
+    batches, rows = [], []
+    for r in order:
+        if rows and (len(rows) + 1) * len(demos[r][0]) > batch_tokens:
+            batches.append(rows)
+            rows = []
+        rows.append(r)
+    rng.shuffle(batches := [*batches, rows])
     return batches
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    for name, value in asdict(WarmStart()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    options = vars(parser.parse_args())
-    out = options.pop("out")
-    config = WarmStart(**options)
-    model, tokenizer = clone(config)
-    model.to(torch.bfloat16).save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    (out / "warmstart.json").write_text(json.dumps(asdict(config), indent=1) + "\n")
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters saved to {out}")
+    parser.add_argument("--env", default="twc")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--games", type=int, nargs="*", help="games of each stage (default: 16000 18000)")
+    given = parser.parse_args()
+    stages = WarmStart.stages
+    if given.games:
+        stages = tuple(replace(stage, games=n) for stage, n in zip(stages, given.games, strict=False))
+    config = WarmStart(env=given.env, stages=stages, seed=given.seed)
+    model, tokenizer = clone(config, lambda line: print(line, flush=True))
+    model.to(torch.bfloat16).save_pretrained(given.out)
+    tokenizer.save_pretrained(given.out)
+    (given.out / "warmstart.json").write_text(json.dumps(asdict(config), indent=1) + "\n")
+    print(f"saved to {given.out}")
 
 
 if __name__ == "__main__":
