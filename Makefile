@@ -16,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
 PYTHON ?=
-ENV := textworld_express
+ENV := twc
 OUT := runs
 TESTS := tests
 ARGS :=

@@ -113,8 +113,9 @@ def test_demo_passes_its_options_on(monkeypatch):
     given = {}
     demo = types.SimpleNamespace(main=lambda **options: given.update(options))
     monkeypatch.setitem(sys.modules, "workbench.demo", demo)
-    assert cli.main(["demo", "--env", "alfworld", "--out", "o"]) == 0
-    assert given == {"env": "alfworld", "out": "o"}
+    assert cli.main(["demo"]) == 0 and given == {}
+    assert cli.main(["demo", "--env", "alfworld", "--out", "o", "--steps", "2"]) == 0
+    assert given == {"env": "alfworld", "out": "o", "steps": 2}
 
 
 def test_nothing_heavy_is_imported_to_refuse_a_parameter(tmp_path):

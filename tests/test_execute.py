@@ -1,5 +1,6 @@
 """The runner: parameters checked first, every way a notebook can stop early told as a failure, runs resumed."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -220,16 +222,20 @@ def test_a_full_disk_ends_the_run_in_one_line(tmp_path, monkeypatch):
     assert sorted(p.name for p in failure.value.run.path.iterdir()) == ["LOCK", "config.json", "manifest.json"]
 
 
-def _start(tmp_path: Path, name: str) -> tuple[subprocess.Popen, RunFolder, int]:
+@contextlib.contextmanager
+def started(tmp_path: Path, name: str) -> Iterator[tuple[subprocess.Popen, RunFolder, int]]:
     """A runner process whose notebook sits in a long cell; its run folder and its kernel's process id."""
     waits = "import os, time\nprint('kernel', os.getpid(), flush=True)\nfor _ in range(600):\n    time.sleep(0.1)"
     notebook = make_notebook(tmp_path / f"{name}.ipynb", "a = 1", waits)
     command = [sys.executable, "-m", "workbench.cli", "run", str(notebook)]
     runner = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    for line in runner.stderr:
-        if line.startswith("kernel "):
-            return runner, RunFolder.open(next((tmp_path / "runs" / name).iterdir())), int(line.split()[1])
-    raise AssertionError("the notebook did not start")
+    try:
+        kernel = next((int(line.split()[1]) for line in runner.stderr if line.startswith("kernel ")), None)
+        assert kernel, "the notebook did not start"
+        yield runner, RunFolder.open(next((tmp_path / "runs" / name).iterdir())), kernel
+    finally:
+        runner.kill()
+        runner.wait()
 
 
 def _gone(pid: int, seconds: float = 60) -> bool:
@@ -245,11 +251,12 @@ def _gone(pid: int, seconds: float = 60) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for the kernel's process under /proc")
-def test_ctrl_c_leaves_a_run_to_resume(tmp_path):
-    runner, run, kernel = _start(tmp_path, "waits")
-    assert run.state == "running" and run.manifest["status"] == "running"
-    runner.send_signal(signal.SIGINT)
-    _, told = runner.communicate(timeout=120)
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_a_run_to_resume(tmp_path, stop):
+    with started(tmp_path, "waits") as (runner, run, kernel):
+        assert run.state == "running" and run.manifest["status"] == "running"
+        runner.send_signal(stop)
+        _, told = runner.communicate(timeout=120)
     assert runner.returncode == 130
     assert "run interrupted in cell 2 of 2: import os, time\n" in told
     assert f"resume: workbench run --resume runs/waits/{run.path.name}" in told and "Traceback" not in told
@@ -259,9 +266,9 @@ def test_ctrl_c_leaves_a_run_to_resume(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for the kernel's process under /proc")
 def test_a_killed_runner_takes_its_kernel_and_lock_with_it(tmp_path):
-    runner, run, kernel = _start(tmp_path, "killed")
-    runner.kill()
-    runner.communicate(timeout=60)
+    with started(tmp_path, "killed") as (runner, run, kernel):
+        runner.kill()
+        runner.communicate(timeout=60)
     assert run.state == "interrupted" and not run.is_complete
     assert _gone(kernel)
     with run.lock():

@@ -72,13 +72,14 @@ def figure(fig: go.Figure):
 
 def built(*outputs, manifest=None, source="show()") -> Page:
     notebook = new_notebook(cells=[new_code_cell(source, outputs=list(outputs))])
-    return Page(page(notebook, manifest or {"experiment": "train", "status": "complete"}, "20261130T110201Z-0155e210"))
+    facts = manifest or {"experiment": "train", "status": "complete"}
+    return Page(page((notebook, facts, "20261130T110201Z-0155e210")))
 
 
 def test_the_real_library_is_embedded_once(monkeypatch):
     monkeypatch.undo()
     notebook = new_notebook(cells=[new_code_cell("", outputs=[figure(go.Figure(go.Bar(y=[1])))] * 2)])
-    text = page(notebook, {}, "x")
+    text = page((notebook, {}, "x"))
     assert text.count(get_plotlyjs()) == 1 and text.index(get_plotlyjs()) < text.index("</head>")
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text.replace(get_plotlyjs(), ""))
 
@@ -187,6 +188,18 @@ def test_the_report_of_a_run(tmp_path):
     assert seen.loads() == [] and seen.handlers() == []
     first = path.read_bytes()
     assert build_report(run).read_bytes() == first
+
+    beliefs = RunFolder.create(tmp_path, "beliefs", {"group": 3})
+    nbformat.write(new_notebook(cells=[new_markdown_cell("# Pivots"), code]), beliefs.path / "executed.ipynb")
+    beliefs.update_manifest(notebook="beliefs", parameters=beliefs.config)
+    run.update_manifest(artifacts=[{"path": "report.html", "bytes": 1, "sha256": "old"}])
+    run.complete()
+    both = Page(build_report(run, [beliefs]).read_text())
+    assert both.text.index("Beliefs") < both.text.index(f"beliefs · {beliefs.path.name}") < both.text.index("Pivots")
+    assert len([tag for tag, a in both.elements if "data-figure" in a]) == 2
+    recorded = {a["path"]: a["sha256"] for a in run.manifest["artifacts"]}
+    assert recorded["report.html"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
     (run.path / "executed.ipynb").write_text("{torn")
     with pytest.raises(WorkbenchError, match="cannot be read as a notebook"):
         build_report(run)

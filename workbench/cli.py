@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a run failed, 2 bad input (one line on stderr), 130 stoppe
 
 import argparse
 import contextlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -68,8 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(command=_report)
 
     demo = commands.add_parser("demo", help="the main job, small: train, record, show", description=_demo.__doc__)
-    demo.add_argument("--env", default=None, help="the environment (default: textworld_express)")
-    demo.add_argument("--out", default="runs", help="the folder runs go into (default: runs)")
+    demo.add_argument("--env", help="the environment (default: twc, of TextWorldExpress)")
+    demo.add_argument("--out", help="the folder runs go into (default: runs)")
+    demo.add_argument("--steps", type=int, help="batches of rollouts of each run (default: 20)")
+    demo.add_argument("--seeds", type=int, help="seeds of each method (default: 3)")
     demo.set_defaults(command=_demo)
 
     methods = commands.add_parser("methods", help="list the methods that train takes", description=_methods.__doc__)
@@ -79,12 +82,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Execute a notebook into a new run folder: names and types of parameters are checked before anything starts."""
-    from .runs.execute import RunFailed, RunInterrupted, run_notebook
+    from .runs.execute import RunFailed, RunInterrupted, run_notebook, shown
 
     given = dict(arguments.parameters)
     if len(given) < len(arguments.parameters):
         twice = next(name for name, _ in arguments.parameters if [n for n, _ in arguments.parameters].count(name) > 1)
         raise WorkbenchError(f"parameter {twice} is given more than once")
+    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop is as good as Ctrl-C
     try:
         run = run_notebook(arguments.notebook, given, arguments.out, arguments.resume, progress=not arguments.quiet)
     except RunFailed as failure:
@@ -93,7 +97,9 @@ def _run(arguments: argparse.Namespace) -> int:
     except RunInterrupted as stop:
         print(stop, file=sys.stderr)
         return INTERRUPTED
-    _where(run)
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
+    print(f"run     {shown(run.path)}\nreport  {shown(run.path / 'report.html')}")
     return 0
 
 
@@ -119,11 +125,12 @@ def _report(arguments: argparse.Namespace) -> None:
     print(build_report(RunFolder.open(arguments.run)))
 
 
-def _demo(arguments: argparse.Namespace) -> int | None:
+def _demo(arguments: argparse.Namespace) -> None:
     """Train a small agent on a real text world and show where the credit went."""
     from .demo import main as demo
 
-    return demo(env=arguments.env, out=arguments.out)
+    given = {name: getattr(arguments, name) for name in ("env", "out", "steps", "seeds")}
+    demo(**{name: value for name, value in given.items() if value is not None})
 
 
 def _methods(arguments: argparse.Namespace) -> None:
@@ -134,13 +141,6 @@ def _methods(arguments: argparse.Namespace) -> None:
     name_width, paper_width = (max(len(getattr(row, field)) for row in rows) for field in ("name", "paper"))
     for row in rows:
         print(f"{row.name:<{name_width}}  {row.paper:<{paper_width}}  {row.description}")
-
-
-def _where(run) -> None:
-    from .runs.execute import shown
-
-    print(f"run     {shown(run.path)}")
-    print(f"report  {shown(run.path / 'report.html')}")
 
 
 if __name__ == "__main__":

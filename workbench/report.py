@@ -11,13 +11,14 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .errors import WorkbenchError
 from .runs import RESULT_MIME, RunFolder
 from .runs.files import atomic_write
+from .runs.manifest import artifacts
 
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
 FIGURE_MARK = "data-workbench-figure"
@@ -75,6 +76,7 @@ details.code > summary { cursor: pointer; color: var(--muted); font: 12px "DejaV
 details.code > pre, .highlight pre { background: var(--soft); padding: 10px 14px; border-radius: 6px; }
 .error { background: #fdf3f2; padding: 10px 14px; border-radius: 6px; }
 .stderr { color: var(--muted); }
+.part { color: var(--muted); border-top: 1px solid var(--line); margin: 64px 0 0; padding-top: 24px; font-size: 14px; }
 .figure { margin: 12px 0; overflow-x: auto; } .figure > div { min-height: 40px; }
 .output img { max-width: 100%; }
 @media (max-width: 720px) { .facts { grid-template-columns: 1fr; } body { padding: 20px 14px; } }
@@ -82,32 +84,43 @@ details.code > pre, .highlight pre { background: var(--soft); padding: 10px 14px
 """
 
 
-def build_report(run: RunFolder) -> Path:
+def build_report(run: RunFolder, also: Sequence[RunFolder] = ()) -> Path:
     """Write report.html into the run folder from executed.ipynb and the manifest, and return its path.
 
-    Raises WorkbenchError where the run holds no executed notebook.
+    also: runs whose notebooks follow in the same page, such as the analyses of this one.
+    Raises WorkbenchError where a run holds no executed notebook.
     """
+    parts = [(_executed(part), part.manifest, part.path.name) for part in (run, *also)]
+    report = run.path / "report.html"
+    atomic_write(report, page(*parts).encode("utf-8", errors="replace"))
+    if run.is_complete:
+        run.update_manifest(artifacts=artifacts(run.path))
+    return report
+
+
+def _executed(run: RunFolder) -> Any:
     import nbformat
 
     path = run.path / "executed.ipynb"
     if not path.is_file():
         raise WorkbenchError(f"{run.path} holds no executed.ipynb, so there is nothing to report")
     try:
-        notebook = nbformat.read(path, as_version=4)
+        return nbformat.read(path, as_version=4)
     except ValueError as error:
         raise WorkbenchError(f"{path} cannot be read as a notebook: {error}") from None
-    report = run.path / "report.html"
-    atomic_write(report, page(notebook, run.manifest, run.path.name).encode("utf-8", errors="replace"))
-    return report
 
 
-def page(notebook: Any, manifest: Mapping[str, Any], name: str) -> str:
-    """The whole page, as one string."""
+def page(*parts: tuple[Any, Mapping[str, Any], str]) -> str:
+    """The whole page, as one string; a part is a notebook, the manifest of its run and the name of its folder."""
     from plotly.offline import get_plotlyjs
     from pygments.formatters import HtmlFormatter
 
-    body = _header(manifest, name) + "\n".join(_cell(cell) for cell in notebook.cells)
-    figures = list(_figures(notebook))
+    body = "\n".join(
+        (_header(manifest, name) if number == 0 else _section(manifest, name))
+        + "\n".join(_cell(cell) for cell in notebook.cells)
+        for number, (notebook, manifest, name) in enumerate(parts)
+    )
+    figures = [figure for notebook, *_ in parts for figure in _figures(notebook)]
     scripts = [get_plotlyjs(), _DRAW] if figures else []
     allowed = [f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts]
     if any(str(trace.get("type")) in _WEBGL for figure in figures for trace in figure.get("data", [])):
@@ -119,6 +132,7 @@ def page(notebook: Any, manifest: Mapping[str, Any], name: str) -> str:
     )
     loaded, drawn = (f"<script>{scripts[0]}</script>", f"<script>{scripts[1]}</script>") if scripts else ("", "")
     colours = HtmlFormatter(style="default").get_style_defs(".highlight")
+    _, manifest, name = parts[0]
     title = html.escape(f"{manifest.get('experiment', 'run')} {name}")
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -126,6 +140,12 @@ def page(notebook: Any, manifest: Mapping[str, Any], name: str) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
         f"<style>{colours}{_STYLE}</style>\n{loaded}\n</head>\n<body>\n{body}\n{drawn}\n</body>\n</html>\n"
     )
+
+
+def _section(manifest: Mapping[str, Any], name: str) -> str:
+    origin = html.escape(f"{manifest.get('notebook') or manifest.get('experiment', 'run')} · {name}")
+    changed = f'<div class="facts"><section>{_table(manifest["parameters"])}</section></div>'
+    return f'<p class="part">{origin}</p>' + (changed if manifest.get("parameters") else "")
 
 
 def _header(manifest: Mapping[str, Any], name: str) -> str:
