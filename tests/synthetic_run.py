@@ -252,3 +252,15 @@ def tables(seed=0, n_steps=8, groups=3, size=6, teacher=True, gate=True, tied=Tr
                         )
     rows = dict(episodes=episodes, turns=turns, steps=steps, updates=updates, modules=modules, evals=evals)
     return {name: pl.DataFrame(r, infer_schema_length=None) for name, r in rows.items()}
+
+
+def write(out, experiment="train", method="agent_opsd", **options):
+    """The same tables as a run folder on disk; returns the RunFolder."""
+    from workbench.runs import RunFolder
+
+    run = RunFolder.create(out, experiment, {"method": method, "seed": options.get("seed", 0)})
+    for name, frame in tables(**options).items():
+        for step, part in frame.group_by("step", maintain_order=True):
+            run.write_table(name, step[0], part)
+    run.complete()
+    return run

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 import polars as pl
 from plotly.subplots import make_subplots
 
+from ..errors import WorkbenchError
 from . import style
 
 NEEDS = ["evidence", "belief_before", "belief", "revision", "z"]
@@ -20,7 +21,7 @@ NO_BELIEF = (
 KEY = ["step", "episode"]
 
 
-def _outcomes(turns: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
+def outcomes(turns: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
     heads = episodes.select(*KEY, "outcome", pl.col("advantage").alias("episode_advantage"))
     return turns.join(heads, on=KEY, how="left")
 
@@ -38,7 +39,7 @@ def pick_group(turns: pl.DataFrame, episodes: pl.DataFrame, step: int = -1) -> t
     """
     style.need(turns, NEEDS, "turns", NO_BELIEF)
     scored = (
-        _outcomes(turns, episodes)
+        outcomes(turns, episodes)
         .group_by("step", "group", "episode")
         .agg(pl.col("outcome").first(), pl.col("revision").abs().max().alias("largest"))
         .group_by("step", "group")
@@ -60,13 +61,34 @@ def pick_episode(turns: pl.DataFrame, episodes: pl.DataFrame, step: int = -1, gr
     style.need(turns, NEEDS, "turns", NO_BELIEF)
     for name, value in (("step", step), ("group", group)):
         turns = style.pick(turns, "turns", **{name: value}) if value >= 0 else turns
-    raised = _outcomes(turns, episodes).filter(
-        pl.col("outcome") == 1, pl.col("revision") > 0, pl.col("z").is_not_null()
-    )
+    raised = outcomes(turns, episodes).filter(pl.col("outcome") == 1, pl.col("revision") > 0, pl.col("z").is_not_null())
     style.need(raised, [], "turns", "no successful episode here has a turn that raised the belief")
     clear = raised.filter(pl.col("revision") >= 0.05)
     best = _late(raised if clear.is_empty() else clear).sort(["z", "revision", "step"], descending=True)
     return best["step"][0], best["episode"][0]
+
+
+def choose(
+    turns: pl.DataFrame, episodes: pl.DataFrame, step: int = -1, group: int = -1, episode: int = -1
+) -> tuple[int, int, int]:
+    """(step, group, episode) to look at, -1 meaning free: a given episode, else the one that `pick_episode` finds.
+
+    A given episode without a step is looked for at the last recorded step. WorkbenchError where there is no such one.
+    """
+    if episode >= 0:
+        step = turns["step"].max() if step < 0 else step
+        rows = style.pick(turns, "turns", step=step, episode=episode)
+        if group >= 0 and rows["group"][0] != group:
+            raise WorkbenchError(f"turns: episode {episode} of step {step} is in group {rows['group'][0]}, not {group}")
+        return step, rows["group"][0], episode
+    step, episode = pick_episode(turns, episodes, step, group)
+    return step, style.pick(turns, "turns", step=step, episode=episode)["group"][0], episode
+
+
+def top_turn(turns: pl.DataFrame, step: int, episode: int) -> int:
+    """The turn with the largest |z| of an episode (the first of equals, and where there is no z)."""
+    rows = style.pick(turns, "turns", step=step, episode=episode)
+    return rows.sort([pl.col("z").abs(), "turn"], descending=[True, False], nulls_last=True)["turn"][0]
 
 
 def hover(row: dict) -> str:
@@ -94,7 +116,7 @@ def paths(
     Colour is the outcome, a diamond a pivotal turn; `highlight` thickens one episode.
     """
     style.need(turns, NEEDS, "turns", NO_BELIEF)
-    rows = style.pick(_outcomes(turns, episodes), "turns", step=step, group=group).sort("episode", "turn")
+    rows = style.pick(outcomes(turns, episodes), "turns", step=step, group=group).sort("episode", "turn")
     fig, counts, longest = go.Figure(), {1: 0, 0: 0}, rows["turn"].max() + 1
     for episode, part in rows.group_by("episode", maintain_order=True):
         data = part.to_dicts()
@@ -108,6 +130,7 @@ def paths(
             name="succeeded" if won else "failed",
             legendgroup=str(won),
             showlegend=not counts[won],
+            legendrank=2 - won,
             line=dict(color=colour, width=4.5 if shown else 1.8),
             marker=dict(
                 symbol=["diamond" if p else "circle" for p in pivotal],
@@ -162,7 +185,7 @@ def _bar_colour(revision: float | None, pivotal: bool) -> str:
 def revisions(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, group: int, columns: int = 4) -> go.Figure:
     """Revisions dB_k of every episode of one group, a small panel each: signed bars, pivotal ones in full colour."""
     style.need(turns, NEEDS, "turns", NO_BELIEF)
-    rows = style.pick(_outcomes(turns, episodes), "turns", step=step, group=group).sort("episode", "turn")
+    rows = style.pick(outcomes(turns, episodes), "turns", step=step, group=group).sort("episode", "turn")
     parts = [(e[0], p.to_dicts()) for e, p in rows.group_by("episode", maintain_order=True)]
     lines = math.ceil(len(parts) / columns)
     fig = make_subplots(
@@ -221,7 +244,7 @@ def revisions(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, group: int
 def turn_bars(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, episode: int, note: str = "") -> go.Figure:
     """One episode, a bar a turn beside the action's text: evidence in nats on the left, revision on the right."""
     style.need(turns, NEEDS, "turns", NO_BELIEF)
-    data = style.pick(_outcomes(turns, episodes), "turns", step=step, episode=episode).sort("turn").to_dicts()
+    data = style.pick(outcomes(turns, episodes), "turns", step=step, episode=episode).sort("turn").to_dicts()
     flags = [_pivotal(r["z"]) for r in data]
     labels = [f"{style.shorten(r['action'], 34) or '(no action)'}  <b>{r['turn'] + 1}</b>" for r in data]
     fig = make_subplots(
@@ -283,9 +306,9 @@ def turn_bars(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, episode: i
 def transcript(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, episode: int) -> go.Figure:
     """One episode as a table: what was seen and done, evidence, belief, revision, z and the advantage it was given."""
     style.need(turns, NEEDS, "turns", NO_BELIEF)
-    data = style.pick(_outcomes(turns, episodes), "turns", step=step, episode=episode).sort("turn").to_dicts()
+    data = style.pick(outcomes(turns, episodes), "turns", step=step, episode=episode).sort("turn").to_dicts()
     mean = data[0]["episode_advantage"]
-    seen, did = [style.shorten(r["observation"], 150) for r in data], [style.shorten(r["action"], 60) for r in data]
+    seen, did = [style.shorten(r["observation"], 146) for r in data], [style.shorten(r["action"], 60) for r in data]
     columns = [
         ("turn", [f"{r['turn'] + 1}{' ◆' if _pivotal(r['z']) else ''}" for r in data], None),
         ("observation", seen, None),
@@ -326,75 +349,17 @@ def transcript(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, episode: 
             ),
         )
     )
-    tall = sum(9 + 15 * max(1, math.ceil(len(o) / 46), math.ceil(len(a) / 21)) for o, a in zip(seen, did, strict=True))
+    lines = [max(1, math.ceil(len(o) / 49), math.ceil(len(a) / 21)) for o, a in zip(seen, did, strict=True)]
     style.dress(
         fig,
         "What was seen, done and credited, turn by turn?",
         f"Step {step}, episode {episode}, {'a success' if data[0]['outcome'] else 'a failure'}. A is the turn's "
         f"advantage; the episode's own, before reshaping, is {style.number(mean)}, and colour is the distance from it. "
         "◆: |z| > 1.",
-        height=tall + 36,
+        height=sum(16 + 16 * n for n in lines) + 34,
         legend=False,
         left=16,
         right=16,
         bottom=10,
     )
-    return fig
-
-
-def shares(turns: pl.DataFrame) -> pl.DataFrame:
-    """Per step, shares of its `turns`: saturated (B outside [.01, .99]), tiny (|dB| < .001), pivotal (|z| > 1)."""
-    return (
-        turns.filter(pl.col("belief").is_not_null())
-        .group_by("step")
-        .agg(
-            ((pl.col("belief") < 0.01) | (pl.col("belief") > 0.99)).mean().alias("saturated"),
-            (pl.col("revision").abs() < 1e-3).mean().alias("tiny"),
-            (pl.col("z").abs() > 1).mean().alias("pivotal"),
-            pl.len().alias("turns"),
-        )
-        .sort("step")
-    )
-
-
-def saturation_frame(turns: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
-    """`shares` over the turns of groups with both outcomes. The others start saturated and are given no credit."""
-    style.need(turns, NEEDS, "turns", NO_BELIEF)
-    rows = _outcomes(turns, episodes)
-    mixed = rows.filter(pl.col("outcome").n_unique().over("step", "group") > 1)
-    style.need(mixed, [], "episodes", "no group has both a success and a failure, so no turn earned any credit")
-    return shares(mixed)
-
-
-SHARES = (
-    ("saturated", "belief saturated: B outside [0.01, 0.99]", style.VERMILION),
-    ("tiny", "revision tiny: |ΔB| < 0.001", style.AMBER),
-    ("pivotal", "pivotal: |z| > 1", style.BLUE),
-)
-
-
-def saturation(turns: pl.DataFrame, episodes: pl.DataFrame) -> go.Figure:
-    """Is the belief still free to move? Shares of saturated beliefs, tiny revisions and pivotal turns over training."""
-    frame = saturation_frame(turns, episodes)
-    fig = go.Figure()
-    for name, label, colour in SHARES:
-        fig.add_scatter(
-            x=frame["step"].to_list(),
-            y=frame[name].to_list(),
-            mode="lines+markers",
-            name=label,
-            line=dict(color=colour, width=2.2),
-            marker=dict(size=6),
-            customdata=frame["turns"].to_list(),
-            hovertemplate="step %{x}: %{y:.1%} of %{customdata} turns<extra></extra>",
-        )
-    style.dress(
-        fig,
-        "Does the belief stay free to move, or does it saturate?",
-        "Turns of groups with both outcomes. A saturated belief gives revisions near zero, and credit then hangs on "
-        "the first turns alone: evidence drifts down, since its expectation is minus a KL divergence.",
-        height=290,
-    )
-    fig.update_xaxes(title_text="training step")
-    fig.update_yaxes(title_text="share of turns", tickformat=".0%", range=[-0.02, 1.02])
     return fig

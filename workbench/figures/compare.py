@@ -4,7 +4,9 @@ Every function takes the evals tables of the runs in one frame, with three colum
 must have played the same games.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -25,6 +27,43 @@ def gather(runs: Iterable[tuple[str, int, str, pl.DataFrame]]) -> pl.DataFrame:
             "compare: no runs were given; name their folders in `runs` or their parent in `experiment`"
         )
     return pl.concat(frames, how="vertical_relaxed")
+
+
+def pick_control(frame: pl.DataFrame, control: str = "") -> str:
+    """The named control method, else grpo where it is among the runs, else the first by name."""
+    methods = frame["method"].unique().sort().to_list()
+    if control and control not in methods:
+        raise unknown("control method", control, methods)
+    return control or ("grpo" if "grpo" in methods else methods[0])
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentences on the parameters that runs differ in besides method, its options and seed: none where they match."""
+    apart = {"method", "method_options", "seed", "run_dir", "experiment"}
+    names = sorted({n for c in configs for n in c} - apart)
+    values = {n: sorted({json.dumps(c.get(n), default=str) for c in configs}) for n in names}
+    return [
+        f"Beware: the runs differ in {n} too ({', '.join(v)}), not in method and seed alone."
+        for n, v in values.items()
+        if len(v) > 1
+    ]
+
+
+def describe(frame: pl.DataFrame, panel: str = "", control: str = "grpo") -> list[str]:
+    """What is compared: methods, seeds, games, the last step that all runs share."""
+    rows = _panel(frame, panel)
+    counts = rows.group_by("method").agg(pl.col("run").n_unique().alias("n")).sort("method").rows()
+    listed = ", ".join(f"{m} ({n} run{'s' * (n > 1)})" for m, n in counts)
+    return [
+        f"{listed}; panel {rows['panel'][0]}, {rows['task'].n_unique()} games, compared at step "
+        f"{last_shared_step(rows)}.",
+        f"The control is {control}.",
+    ]
+
+
+def by_method(frame: pl.DataFrame, panel: str = "", step: int = -1) -> pl.DataFrame:
+    """method, success: the mean over a method's runs at the compared step."""
+    return finals(frame, panel, step).group_by("method").agg(pl.col("success").mean()).sort("method")
 
 
 def _panel(frame: pl.DataFrame, panel: str) -> pl.DataFrame:
@@ -171,13 +210,13 @@ def curves(frame: pl.DataFrame, panel: str = "", control: str = "grpo") -> go.Fi
         line = part.group_by("step").agg(*ends, pl.len().alias("runs")).sort("step")
         seeds, x = part["run"].n_unique(), line["step"].to_list()
         if seeds > 1:
-            band(fig, x, line["low"].to_list(), line["high"].to_list(), colour, method)
+            band(fig, x, line["low"].to_list(), line["high"].to_list(), colour, style.escape(method))
         fig.add_scatter(
             x=x,
             y=line["mean"].to_list(),
             mode="lines+markers",
-            name=f"{method} ({seeds} seed{'s' * (seeds > 1)})",
-            legendgroup=method,
+            name=f"{style.escape(method)} ({seeds} seed{'s' * (seeds > 1)})",
+            legendgroup=style.escape(method),
             line=dict(color=colour, width=2.6),
             marker=dict(size=6),
             customdata=line.select("low", "high", "runs").rows(),
@@ -212,7 +251,7 @@ def final_figure(frame: pl.DataFrame, panel: str = "", control: str = "grpo", st
             x=part["success"].to_list(),
             y=at,
             mode="markers",
-            name=method,
+            name=style.escape(method),
             marker=dict(size=8, color=colour),
             error_x=dict(
                 type="data",
@@ -272,7 +311,7 @@ def difference_figure(frame: pl.DataFrame, panel: str = "", control: str = "grpo
             x=[100 * row["difference"]],
             y=[place],
             mode="markers",
-            name=row["method"],
+            name=style.escape(row["method"]),
             marker=dict(size=13, color=colour, line=dict(color="#ffffff", width=2)),
             hovertext=[
                 f"{style.escape(row['method'])} less {style.escape(control)}: {_points(row['difference'])} points<br>"

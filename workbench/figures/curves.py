@@ -73,7 +73,7 @@ def success(evals: pl.DataFrame, steps: pl.DataFrame | None = None) -> go.Figure
         colour = style.SERIES[panels.index(panel) % len(style.SERIES)]
         student = role == "student"
         x, low, high = (part[c].to_list() for c in ("step", "low", "high"))
-        label = f"{panel}, {role}" if not student else panel
+        label = style.escape(panel if student else f"{panel}, {role}")
         if student and len(x) > 1:
             band(fig, x, low, high, colour, label)
         bars = dict(
@@ -93,7 +93,7 @@ def success(evals: pl.DataFrame, steps: pl.DataFrame | None = None) -> go.Figure
             marker=dict(size=7 if student else 9, symbol="circle" if student else "diamond-open", color=colour),
             error_y=None if student and len(x) > 1 else bars,
             customdata=part.select("won", "n", "low", "high").rows(),
-            hovertemplate=f"step %{{x}}, {style.escape(label)}: %{{y:.1%}}<br>%{{customdata[0]}} of %{{customdata[1]}} "
+            hovertemplate=f"step %{{x}}, {label}: %{{y:.1%}}<br>%{{customdata[0]}} of %{{customdata[1]}} "
             "games, 95 % interval %{customdata[2]:.1%} to %{customdata[3]:.1%}<extra></extra>",
         )
     style.dress(

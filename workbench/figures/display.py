@@ -15,6 +15,8 @@ import plotly.graph_objects as go
 from IPython.display import display
 from plotly.offline import get_plotlyjs
 
+from .style import WIDTH
+
 MIME = "application/vnd.plotly.v1+json"
 MARK = "data-workbench-figure"
 CONFIG = {
@@ -56,7 +58,7 @@ def spec(fig: go.Figure) -> dict:
 def title_of(fig: go.Figure) -> str:
     """The figure's title as plain text."""
     meta = fig.layout.meta or {}
-    return meta.get("title") or markup.unescape(re.sub(r"<[^>]*>", "", fig.layout.title.text or "figure"))
+    return markup.unescape(meta.get("title") or re.sub(r"<[^>]*>", "", fig.layout.title.text or "figure"))
 
 
 def html(fig: go.Figure) -> str:
@@ -82,6 +84,12 @@ def bundle(fig: go.Figure) -> dict:
 def show(fig: go.Figure) -> None:
     """Display a figure: live in JupyterLab and VS Code, and in exported HTML without a network."""
     display(bundle(fig), raw=True)
+
+
+def say(*sentences: str) -> None:
+    """Display plain sentences, a paragraph each. They may quote what a rollout said: all markup in them is escaped."""
+    body = "".join(f'<p style="max-width:{WIDTH}px;margin:4px 0">{markup.escape(s)}</p>' for s in sentences)
+    display({"text/html": f'<div {MARK}="text">{body}</div>', "text/plain": "\n".join(sentences)}, raw=True)
 
 
 def setup() -> None:

@@ -1,4 +1,7 @@
-"""Does it matter how token gaps become a turn's evidence? The paper's sum beside the mean and the centred sum.
+"""Does the belief stay free to move, and does it matter how token gaps become a turn's evidence?
+
+The paper sums gaps over a turn's tokens, which drifts down and can saturate the belief; beside it the mean per token
+and the centred sum.
 
 All is computed again from the recorded gaps by the library's own rule, so any run with teacher log-probs will do.
 """
@@ -15,6 +18,64 @@ from .replay import KEY, PAPER, with_beliefs
 
 RULES = {"sum": style.BLUE, "mean": style.AMBER, "centred": style.GREEN}
 NAMES = {"sum": "sum (paper)", "mean": "mean per token", "centred": "sum less the episode's mean"}
+
+
+def shares(turns: pl.DataFrame) -> pl.DataFrame:
+    """Per step, shares of its `turns`: saturated (B outside [.01, .99]), tiny (|dB| < .001), pivotal (|z| > 1)."""
+    return (
+        turns.filter(pl.col("belief").is_not_null())
+        .group_by("step")
+        .agg(
+            ((pl.col("belief") < 0.01) | (pl.col("belief") > 0.99)).mean().alias("saturated"),
+            (pl.col("revision").abs() < 1e-3).mean().alias("tiny"),
+            (pl.col("z").abs() > 1).mean().alias("pivotal"),
+            pl.len().alias("turns"),
+        )
+        .sort("step")
+    )
+
+
+def saturation_frame(turns: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
+    """`shares` over the turns of groups with both outcomes. The others start saturated and are given no credit."""
+    style.need(turns, beliefs.NEEDS, "turns", beliefs.NO_BELIEF)
+    rows = beliefs.outcomes(turns, episodes)
+    mixed = rows.filter(pl.col("outcome").n_unique().over("step", "group") > 1)
+    style.need(mixed, [], "episodes", "no group has both a success and a failure, so no turn earned any credit")
+    return shares(mixed)
+
+
+SHARES = (
+    ("saturated", "belief saturated: B outside [0.01, 0.99]", style.VERMILION),
+    ("tiny", "revision tiny: |ΔB| < 0.001", style.AMBER),
+    ("pivotal", "pivotal: |z| > 1", style.BLUE),
+)
+
+
+def saturation(turns: pl.DataFrame, episodes: pl.DataFrame) -> go.Figure:
+    """Is the belief still free to move? Shares of saturated beliefs, tiny revisions and pivotal turns over training."""
+    frame = saturation_frame(turns, episodes)
+    fig = go.Figure()
+    for name, label, colour in SHARES:
+        fig.add_scatter(
+            x=frame["step"].to_list(),
+            y=frame[name].to_list(),
+            mode="lines+markers",
+            name=label,
+            line=dict(color=colour, width=2.2),
+            marker=dict(size=6),
+            customdata=frame["turns"].to_list(),
+            hovertemplate="step %{x}: %{y:.1%} of %{customdata} turns<extra></extra>",
+        )
+    style.dress(
+        fig,
+        "Does the belief stay free to move, or does it saturate?",
+        "Turns of groups with both outcomes. A saturated belief gives revisions near zero, and credit then hangs on "
+        "the first turns alone: evidence drifts down, since its expectation is minus a KL divergence.",
+        height=290,
+    )
+    fig.update_xaxes(title_text="training step")
+    fig.update_yaxes(title_text="share of turns", tickformat=".0%", range=[-0.02, 1.02])
+    return fig
 
 
 def by_rule(turns: pl.DataFrame, episodes: pl.DataFrame, config: AgentOPSDConfig = PAPER) -> dict[str, pl.DataFrame]:
@@ -34,7 +95,7 @@ def summary(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
         style.need(pairs, [], "turns", "no group has both a success and a failure, so no turn earned any credit")
         tops = pairs.group_by(KEY).agg(pl.col("z").abs().arg_max() == pl.col("base").abs().arg_max())
         signs = pairs.select((pl.col("z").sign() == pl.col("base").sign()).mean()).item()
-        whole = beliefs.shares(pairs.with_columns(step=pl.lit(0))).drop("step").row(0, named=True)
+        whole = shares(pairs.with_columns(step=pl.lit(0))).drop("step").row(0, named=True)
         rows.append({"rule": rule, **whole, "same_sign": signs, "same_top": tops["z"].mean()})
     return pl.DataFrame(rows)
 

@@ -9,11 +9,21 @@ import plotly.graph_objects as go
 import polars as pl
 from plotly.subplots import make_subplots
 
-from ..errors import unknown
+from ..errors import WorkbenchError, unknown
 from . import style
 
 CHANGES = {"relative_change": "per update", "cumulative_change": "since the start"}
 NO_MODULES = "record with the weight monitor on (monitor_every of train)"
+
+
+def window(frame: pl.DataFrame, first: int = 0, last: int = -1) -> pl.DataFrame:
+    """Rows of updates first..last (-1: to the end) of an updates or modules table."""
+    rows = frame.filter(pl.col("update") >= first)
+    rows = rows if last < 0 else rows.filter(pl.col("update") <= last)
+    if rows.is_empty():
+        known = f"{frame['update'].min()} to {frame['update'].max()}"
+        raise WorkbenchError(f"no update from {first} to {last} in this run; it has {known}")
+    return rows
 
 
 def is_tied(modules: pl.DataFrame) -> bool:

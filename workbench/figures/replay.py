@@ -4,6 +4,8 @@ The rules are the library's own (`credit.agent_opsd.reshape_turns`, `distill.sda
 the layout of tables as tensors and back. All in float64, from teacher and student log-probs of the sampled tokens.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import torch
@@ -79,3 +81,19 @@ def with_beliefs(turns: pl.DataFrame, episodes: pl.DataFrame, config: AgentOPSDC
         .with_columns(**new)
         .with_columns((pl.col("z").abs() > 1).alias("pivotal"))
     )
+
+
+def rule(gamma: float = -1.0) -> AgentOPSDConfig:
+    """The paper's rule with another decay; gamma < 0 leaves it at .95."""
+    return PAPER if gamma < 0 else replace(PAPER, gamma=gamma)
+
+
+def has_beliefs(turns: pl.DataFrame) -> bool:
+    """Whether the run recorded beliefs of its own."""
+    return "belief" in turns.columns and turns["belief"].null_count() < turns.height
+
+
+def beliefs_of(turns: pl.DataFrame, episodes: pl.DataFrame, gamma: float = -1.0) -> pl.DataFrame:
+    """Turns with beliefs: the recorded ones where the run has them and gamma < 0, else by AgentOPSD's rule with this
+    gamma (.95, the paper's, if < 0) from the recorded log-probs."""
+    return turns if gamma < 0 and has_beliefs(turns) else with_beliefs(turns, episodes, rule(gamma))

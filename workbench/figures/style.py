@@ -88,14 +88,12 @@ def dress(
     """Give a figure the house look: a title that states the question, a wrapped subtitle, a legend above the data.
 
     `height` is the height in px of the data area; the heading, legend and axis titles are added to it. Title and
-    subtitle are plain text and are escaped; they are kept in `layout.meta` too.
+    subtitle are plain text; escaped, they are kept in `layout.meta` too.
     """
-    lines = textwrap.wrap(subtitle, 146)
+    lines = [escape(line) for line in textwrap.wrap(subtitle, 146)]
     top = 54 + 19 * len(lines) + (30 if legend else 0) + (26 if panel_titles else 0)
     total = top + height + bottom
-    small = (
-        f'<br><span style="font-size:12.5px;color:{MUTED}">{"<br>".join(map(escape, lines))}</span>' if lines else ""
-    )
+    small = f'<br><span style="font-size:12.5px;color:{MUTED}">{"<br>".join(lines)}</span>' if lines else ""
     heading = dict(
         text=f'<b style="font-size:17px">{escape(title)}</b>{small}',
         x=0,
@@ -116,7 +114,7 @@ def dress(
         margin=dict(l=left, r=right, t=top, b=bottom),
         showlegend=legend,
         legend=dict(y=1 + above / height),
-        meta=dict(title=title, subtitle=" ".join(lines)),
+        meta=dict(title=escape(title), subtitle=" ".join(lines)),
     )
     return fig
 
@@ -145,9 +143,9 @@ def log_ticks(values: Iterable[float | None], spec: str = "g") -> dict:
 
 
 def escape(text: str) -> str:
-    """Text for a plotly label, where a few HTML tags and TeX between dollar signs would otherwise be live."""
+    """Text for a plotly label, where a few HTML tags, TeX between dollar signs and %{...} would otherwise be live."""
     text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f\u2028\u2029\u202a-\u202e\u2066-\u2069]", "\N{REPLACEMENT CHARACTER}", text)
-    return html.escape(text, quote=False).replace("$", "&#36;")
+    return html.escape(text, quote=False).replace("$", "&#36;").replace("%{", "&#37;{")
 
 
 def shorten(text: str | None, width: int) -> str:
