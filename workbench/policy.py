@@ -74,7 +74,7 @@ class Policy:
         if dtype not in ("auto", "float32", "bfloat16"):
             raise WorkbenchError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
         low = dtype == "bfloat16" or (dtype == "auto" and device.startswith("cuda"))
-        _check_folder(Path(name), random_init)
+        _check_folder(str(name), random_init)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
             if random_init:
@@ -176,9 +176,10 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def _check_folder(folder: Path, random_init: bool) -> None:
+def _check_folder(name: str, random_init: bool) -> None:
+    folder = Path(name)
     if not folder.is_dir():
-        if folder.is_absolute() or str(folder).startswith("."):
+        if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise WorkbenchError(f"model folder {folder} does not exist")
         return
     need = {"config.json": "config.json"}

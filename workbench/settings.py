@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from . import loss as losses
 from . import shipped, smollm2
-from .errors import WorkbenchError
+from .envs import ENVIRONMENTS
+from .errors import WorkbenchError, unknown
 from .methods import method
 from .policy import Policy
 
@@ -29,7 +30,7 @@ class TrainConfig:
     tasks_per_step: int = 12
     group_size: int = 8
     live_episodes: int = 96  # games live at once
-    max_turns: int = 10
+    max_turns: int = 8
     max_response_tokens: int = 16
     max_context: int = 1024
     max_invalid: int = 3  # invalid actions that end an episode; 0 never
@@ -47,7 +48,7 @@ class TrainConfig:
     dual_clip: float = 3.0
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
-    lr: float = 5e-4
+    lr: float = 3e-4
     warmup_steps: int = 0
     weight_decay: float = 0.0
     grad_clip: float = 1.0
@@ -61,6 +62,10 @@ class TrainConfig:
     record_turns_every: int = 1  # steps between turn tables
 
     def __post_init__(self):
+        if self.env not in ENVIRONMENTS:
+            raise unknown("environment", self.env, ENVIRONMENTS)
+        if self.seed < 0 or self.eval_seed < 0:
+            raise WorkbenchError(f"seeds must be at least 0, got {self.seed} and {self.eval_seed}")
         for name in ("steps", "tasks_per_step", "group_size", "live_episodes", "max_turns", "max_response_tokens"):
             if getattr(self, name) < 1:
                 raise WorkbenchError(f"{name} must be at least 1, got {getattr(self, name)}")

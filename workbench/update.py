@@ -91,7 +91,7 @@ def accumulate(
             extra = (cut(aux_weights) * sdar.token_loss(logp, cut(batch.teacher_logprobs), aux, ent)).sum()
             total = total + extra
         if not torch.isfinite(total) or total.abs() > config.max_loss:
-            raise Diverged(f"the loss of a micro-batch is {float(total):.4g}: training has diverged")
+            raise Diverged(f"the loss of a micro-batch is {total.item():.4g}: training has diverged")
         total.backward()
         logprobs[rows, :width], entropy[rows, :width] = logp.detach(), ent.detach()
         totals += torch.tensor([0.0 if x is None else x.item() for x in (total, pg, kl, extra)], dtype=torch.float64)

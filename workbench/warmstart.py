@@ -163,7 +163,7 @@ def play_stage(env: Env, bank: SkillBank, policy: Policy, stage: Stage, config: 
         wins[skilled] += outcome
     plain, with_text = (2 * wins[s] / max(1, len(demos)) for s in (False, True))
     log(
-        f"{len(demos)} games in {time.time() - start:.0f} s; the expert wins {plain:.2f}, with less noise {with_text:.2f}"
+        f"{len(demos)} games in {time.time() - start:.0f} s; the expert wins {plain:.2f}, less noisy {with_text:.2f}"
     )
     return demos
 
