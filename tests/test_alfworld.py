@@ -143,6 +143,9 @@ def test_other_bad_input_is_one_line(env, tmp_path, monkeypatch):
     with pytest.raises(WorkbenchError, match="ALFWorld data .*nowhere"):
         AlfworldEnv()
     assert AlfworldEnv("generated").splits == alfworld_games.SPLITS
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / ".cache" / "alfworld"))
+    assert AlfworldEnv().splits == alfworld_games.SPLITS, "set by an import of alfworld, and empty"
 
 
 @needs_engine
@@ -263,6 +266,25 @@ def test_memo_answers_as_the_engine_and_warm_without_it(env, cache, tmp_path):
     with pytest.raises(check_alfworld.Mismatch):
         check_alfworld.play_warm(SMALL, warm, said)
     cold.close()
+
+
+@needs_engine
+def test_proving_one_game_leaves_another_running(env, tmp_path):
+    path = alfworld_games.proved_path(alfworld_games.parse(SMALL), tmp_path)
+    env.reset(SMALL)
+    path.parent.mkdir(parents=True)
+    shutil.copy(alfworld_games.proved_path(alfworld_games.parse(SMALL), env.cache), path)
+    memo = memoised("generated", str(tmp_path))
+    memo.reset(SMALL)
+    first = memo.step(env.solution(SMALL)[0])
+    here = memo.snapshot()
+    unproved = "generated/unseen/pick_clean_then_place_in_recep/0"
+    memo.inner.fingerprint(unproved)
+    assert memo.step("look") == env.restore((SMALL, 0, (*here[2], "look")))
+    memo.reset(unproved)
+    assert memo.restore(here) == first
+    assert memo.step("inventory") == env.restore((SMALL, 0, (*here[2], "inventory")))
+    memo.close()
 
 
 @needs_engine

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from workbench.envs.base import Env, State, Task
-from workbench.envs.memo import MemoEnv, Transitions
+from workbench.envs.memo import GameTable, MemoEnv, Transitions
 from workbench.errors import WorkbenchError
 
 ACTIONS = ("left", "right", "look")
@@ -181,6 +181,19 @@ def test_torn_and_damaged_files_cost_only_what_was_lost(tmp_path):
     again = fresh(Corridor, tmp_path)
     play(again, WALK)
     assert 0 < again.played < 2 * len(WALK)
+
+
+def test_a_record_that_is_still_being_written_is_read_when_it_is_whole(tmp_path):
+    play(fresh(Corridor, tmp_path), WALK)
+    (path,) = files(tmp_path)
+    whole = path.read_bytes()
+    for cut in range(0, len(whole), 7):
+        path.write_bytes(whole[:cut])
+        table = GameTable(path)
+        table.edge("nowhere", "look")
+        path.write_bytes(whole)
+        table.edge("nowhere", "look")
+        assert len(table.edges) == len(WALK) + 1
 
 
 def wander(folder, seed):

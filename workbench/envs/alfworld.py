@@ -44,7 +44,7 @@ class AlfworldEnv:
     """
 
     def __init__(self, data: str | None = None, cache: str | None = None, per_kind: int = 200):
-        root = data or os.environ.get("ALFWORLD_DATA") or "generated"
+        root = data or _named_folder() or "generated"
         self.cache = Path(cache) if cache else default_cache()
         self.per_kind = per_kind
         self._root = None if root == "generated" else Path(root)
@@ -185,7 +185,14 @@ class AlfworldEnv:
     def _load(self, task_id: str) -> dict[str, Any]:
         if task_id.startswith("generated/"):
             task = games.parse(task_id)
-            return games.kept_game(task, self.cache) or games.proved_game(task, self.cache, self._live())
+            kept = games.kept_game(task, self.cache)
+            if kept:
+                return kept
+            other = borrow()  # the running game stays as it is
+            try:
+                return games.proved_game(task, self.cache, other)
+            finally:
+                give_back(other)
         path = self._file(task_id)
         if not path.is_file() or path.name != GAME_FILE:
             known = [task.id for split in self.splits for task in self.tasks(split)]
@@ -229,6 +236,14 @@ def _released(root: Path, split: str) -> tuple[Task, ...]:
         if not re.search(rb'"solvable":\s*false', path.read_bytes()):
             tasks.append(Task(name, _kind(name), split))
     return tuple(tasks)
+
+
+def _named_folder() -> str | None:
+    """What ALFWORLD_DATA names; but importing alfworld sets it to a folder of its own, which is often empty."""
+    named = os.environ.get("ALFWORLD_DATA")
+    if named and Path(named) == Path.home() / ".cache" / "alfworld" and not (Path(named) / RELEASE).is_dir():
+        return None
+    return named
 
 
 def default_cache() -> Path:

@@ -8,6 +8,7 @@ stays the engine's word.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from .alfworld_engine import Fact, expressions
@@ -33,6 +34,7 @@ class Goal:
     count: int = 1
 
 
+@lru_cache(64)
 def goal_of(problem: str) -> Goal | None:
     """Read the goal of a PDDL problem; None where it is not of the six kinds."""
     found: list[list[str]] = []
