@@ -17,6 +17,7 @@ from workbench.report import build_report, kept_html, markdown, page
 from workbench.runs import RESULT_MIME, RunFolder
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script><!-- --><svg onload=alert(3)>"
+IMG = "<img src=x onerror=alert(1)>"
 MARKED = "<div data-workbench-figure='1' onclick='alert(1)'>"
 PLOTLY = "application/vnd.plotly.v1+json"
 
@@ -118,6 +119,7 @@ def test_the_policy_lets_only_these_scripts_run():
         output({"text/html": MARKED + HOSTILE + "</div>", "text/plain": HOSTILE}),
         output({"text/html": MARKED + HOSTILE.replace("<script>", "<SCRIPT >") + "<p onclick=alert(1)>x</p></div>"}),
         output({"text/markdown": HOSTILE + "\n\n" + HOSTILE + " ![x](http://a.example/b.png)", "text/plain": ""}),
+        output({"text/markdown": f"${IMG}$\n\n$$\n{IMG}\n$$\n\n```mermaid\n{HOSTILE}\n```\n\n|a|\n|-|\n|{IMG}|"}),
         output({"text/latex": HOSTILE, "text/plain": HOSTILE}),
         output({"application/javascript": "alert(1)", "text/plain": HOSTILE}),
         output({"image/svg+xml": f"<svg>{HOSTILE}</svg>"}),
