@@ -132,6 +132,8 @@ def test_the_alias_follows_a_model_whose_weights_move_to_new_storage():
     assert head.weight.dtype == torch.float32 and stale.dtype == torch.float64
     assert head.weight.data_ptr() == model.lm_head.weight.data_ptr()
     assert head.weight.requires_grad and head.weight.is_leaf
+    model.lm_head.weight.data = model.lm_head.weight.data.clone()
+    assert head.weight.data_ptr() == model.lm_head.weight.data_ptr()
 
 
 def test_bias_and_clear_and_a_missing_backward():
@@ -244,17 +246,18 @@ def test_every_other_update():
         WeightMonitor(model, every=0)
 
 
-def test_a_resumed_monitor_goes_on_as_an_unbroken_one():
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_resumed_monitor_goes_on_as_an_unbroken_one(every):
     def run(updates, monitor, model, head, optimizer):
         return [step(model, head, optimizer, monitor, u)[0] for u in updates]
 
     def fresh():
         model = build()
-        return WeightMonitor(model), model, IsolatedHead(model), torch.optim.AdamW(model.parameters(), lr=1e-2)
+        return WeightMonitor(model, every), model, IsolatedHead(model), torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    whole = run(range(5), *fresh())
+    whole = run(range(6), *fresh())
     monitor, model, head, optimizer = fresh()
-    run(range(2), monitor, model, head, optimizer)
+    run(range(3), monitor, model, head, optimizer)
     file = io.BytesIO()
     torch.save([monitor.state_dict(), model.state_dict(), optimizer.state_dict()], file)
     file.seek(0)
@@ -262,7 +265,7 @@ def test_a_resumed_monitor_goes_on_as_an_unbroken_one():
     monitor, model, head, optimizer = fresh()
     for part, state in zip((monitor, model, optimizer), states, strict=True):
         part.load_state_dict(state)
-    assert run(range(2, 5), monitor, model, head, optimizer) == whole[2:]
+    assert run(range(3, 6), monitor, model, head, optimizer) == whole[3:]
 
 
 def test_a_state_of_another_model_is_refused():
