@@ -316,8 +316,8 @@ def head_modules(tied: bool) -> pl.DataFrame:
         ("a", 0, 0.01),
         ("b", 0, 0.02),
         ("c", 1, 0.03),
-        ("norm", 2, 0.02),
-        ("lm_head", 2, 0.04),
+        ("norm", 2, 0.03),
+        ("lm_head", 2, 0.06),
     ]
     rows = [
         {
@@ -333,14 +333,14 @@ def head_modules(tied: bool) -> pl.DataFrame:
 
 def test_head_ratio_is_against_the_median_of_what_does_not_share_its_weights():
     loose, tied = (lm_head.head_ratio(head_modules(t)) for t in (False, True))
-    assert loose["head"].to_list() == [0.04, 0.08]
-    assert loose["ratio"].to_list() == [2.0, 2.0]
-    assert tied["median"].to_list() == [0.02, 0.04], "the tied embedding is the head itself"
-    assert lm_head.head_ratio(head_modules(False), "cumulative_change")["head"].to_list() == [0.08, 0.16]
+    assert loose["head"].to_list() == [0.06, 0.12]
+    assert loose["ratio"].to_list() == pytest.approx([2.0, 2.0])
+    assert tied["median"].to_list() == pytest.approx([0.025, 0.05]), "the tied embedding is the head itself"
+    assert lm_head.head_ratio(head_modules(False), "cumulative_change")["head"].to_list() == [0.12, 0.24]
     fig = lm_head.changes(head_modules(True))
     assert "tied to the input embedding" in fig.layout.meta["subtitle"]
     lines = {t.name: list(t.y) for t in fig.data if t.yaxis in (None, "y")}
-    assert lines["lm_head"] == [0.04, 0.08] and lines["layer 1"] == [0.015, 0.03] and "embedding" not in lines
+    assert lines["lm_head"] == [0.06, 0.12] and lines["layer 1"] == [0.015, 0.03] and "embedding" not in lines
     assert "not tied" in lm_head.changes(head_modules(False)).layout.meta["subtitle"]
 
 
@@ -461,6 +461,14 @@ def test_a_method_is_rarely_ahead_of_itself():
     assert ahead <= 6, "a plain bootstrap over seeds says so in about 10 of 60"
 
 
+def test_draws_of_seeds_spread_as_the_mean_of_seeds_does():
+    rng, games = np.random.default_rng(0), np.array([[0.0] * 8, [1.0] * 8, [0.0] * 8])
+    seeds = rng.integers(0, 3, (20_000, 3))
+    draws = compare._resampled(games, seeds, np.zeros((20_000, 8), int))
+    assert draws.mean() == pytest.approx(1 / 3, abs=0.01)
+    assert draws.var() == pytest.approx(games[:, 0].var(ddof=1) / 3, rel=0.03), "a plain bootstrap has two thirds of it"
+
+
 def test_comparisons_that_are_not_like_with_like_are_refused():
     frame = fake_evals({"grpo": [0.5], "sdar": [0.5]})
     with pytest.raises(WorkbenchError, match="unknown control method 'gpro'; did you mean 'grpo'"):
@@ -560,6 +568,13 @@ def test_hostile_rollout_text_stays_text(run, chosen):
         inner = re.search(r'type="application/json"[^>]*>(.*?)</script>', page, re.S)[1]
         assert json.loads(inner) == spec, name
     assert quoted > 50
+
+
+def test_json_in_a_page_cannot_close_its_script():
+    fig = go.Figure(go.Scatter(x=[1], y=[1], text=[HOSTILE]))
+    page = display.html(fig)
+    assert page.count("</script>") == 2 and "<img" not in page and "<!--" not in display.script_json("<!-- </SCRIPT>")
+    assert json.loads(display.script_json({"a": HOSTILE})) == {"a": HOSTILE}
 
 
 def test_show_gives_plotly_and_offline_html_and_setup_gives_the_library_once(run, monkeypatch):
