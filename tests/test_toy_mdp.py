@@ -1,4 +1,8 @@
-"""A tabular walk with a known value of every state, and the ideal teacher: the same policy conditioned on success."""
+"""A tabular walk with a known value of every state, and the ideal teacher: the same policy conditioned on success.
+
+The bound of .95 holds for policies whose choices differ between states, as here. With a fair coin in every state and a
+value of .4 at the start the mean rank correlation is about .90: the logistic recursion is a limit for rare success.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +12,7 @@ from workbench.credit import agent_opsd
 from workbench.credit.agent_opsd import AgentOPSDConfig
 from workbench.records import Batch, Episode, Turn
 
-STEPS, GOAL, EPISODES = 14, 2, 200
+STEPS, EPISODES = 14, 200
 
 
 def rank(values):
@@ -22,14 +26,15 @@ def spearman(one, other):
     return np.corrcoef(one, other)[0, 1] if one.std() and other.std() else None
 
 
-@pytest.fixture(scope="module")
-def walk():
-    """Random policy up[t, x], and V[t, x] of ending at GOAL or higher after STEPS deterministic moves of +-1."""
+@pytest.fixture(scope="module", params=[2, 4, 6])
+def walk(request):
+    """Random policy up[t, x], and V[t, x] of ending at the goal or higher after STEPS deterministic moves of +-1."""
+    goal = request.param
     rng = np.random.default_rng(0)
     width = 2 * STEPS + 1
-    up = rng.uniform(0.25, 0.75, (STEPS, width))
+    up = rng.uniform(0.1, 0.9, (STEPS, width))
     value = np.zeros((STEPS + 1, width))
-    value[STEPS] = np.arange(-STEPS, STEPS + 1) >= GOAL
+    value[STEPS] = np.arange(-STEPS, STEPS + 1) >= goal
     for t in reversed(range(STEPS)):
         higher, lower = np.roll(value[t + 1], -1), np.roll(value[t + 1], 1)
         value[t] = up[t] * higher + (1 - up[t]) * lower
@@ -47,7 +52,7 @@ def walk():
             turns.append(Turn(context, [2 + (step == 1)], [np.log(p)]))
             context = np.concatenate([context, [2 + (step == 1)], [4]])
             x += step
-        won = int(x - STEPS >= GOAL)
+        won = int(x - STEPS >= goal)
         episodes.append(Episode(tuple(turns), "walk", 0, e, won, float(won)))
         advantages.append(true)
     batch = Batch.from_episodes(episodes, layout="episode")
