@@ -65,7 +65,8 @@ header .sub { color: var(--muted); margin: 0 0 18px; overflow-wrap: anywhere; }
 .facts h2 { margin: 12px 0 4px; font-size: 14px; color: var(--muted); font-weight: 600; }
 .facts table, .kept table, .text table { border-collapse: collapse; font-size: 14px; }
 .facts table { width: 100%; table-layout: fixed; }
-.facts td { padding: 3px 8px 3px 0; border-top: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere; }
+.facts td { padding: 3px 8px 3px 0; border-top: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere;
+            white-space: pre-line; }
 .facts td:first-child { color: var(--muted); width: 42%; }
 .kept td, .kept th, .text td, .text th { padding: 3px 10px; border-bottom: 1px solid var(--line); text-align: left; }
 .text blockquote { margin: 0; padding-left: 16px; border-left: 3px solid var(--line); color: var(--muted); }
@@ -144,7 +145,7 @@ def page(*parts: tuple[Any, Mapping[str, Any], str]) -> str:
 
 def _section(manifest: Mapping[str, Any], name: str) -> str:
     origin = html.escape(f"{manifest.get('notebook') or manifest.get('experiment', 'run')} · {name}")
-    changed = f'<div class="facts"><section>{_table(manifest["parameters"])}</section></div>'
+    changed = f'<div class="facts"><div>{_table(manifest["parameters"])}</div></div>'
     return f'<p class="part">{origin}</p>' + (changed if manifest.get("parameters") else "")
 
 
@@ -163,8 +164,11 @@ def _header(manifest: Mapping[str, Any], name: str) -> str:
         "digest": manifest.get("digest"),
     }
     error = manifest.get("error")
-    blocks = [("Result", manifest.get("result")), ("Parameters", manifest.get("parameters")), ("Run", facts)]
-    tables = "".join(f"<section><h2>{title}</h2>{_table(rows)}</section>" for title, rows in blocks if rows)
+    columns = (("Result", manifest.get("result")), ("Run", facts)), (("Parameters", manifest.get("parameters")),)
+    tables = "".join(
+        "<div>" + "".join(f"<h2>{title}</h2>{_table(rows)}" for title, rows in column if rows) + "</div>"
+        for column in columns
+    )
     return (
         f"<header><h1>{html.escape(str(manifest.get('experiment', 'run')))}"
         f'<span class="state{"" if status == "complete" else " bad"}">{html.escape(status)}</span></h1>'
@@ -189,6 +193,10 @@ def _table(rows: Mapping[str, Any]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, dict) and value:
+        return "\n".join(f"{name}  {_shown(inner)}" for name, inner in value.items())
+    if isinstance(value, list) and value and not any(isinstance(inner, dict | list) for inner in value):
+        return ", ".join(map(_shown, value))
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)
     return "" if value is None else str(value)
