@@ -349,7 +349,8 @@ def transcript(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, episode: 
             ),
         )
     )
-    lines = [max(1, math.ceil(len(o) / 49), math.ceil(len(a) / 21)) for o, a in zip(seen, did, strict=True)]
+    wide = [(min(len(r["observation"] or ""), 146) / 49, min(len(r["action"] or ""), 60) / 21) for r in data]
+    lines = [max(1, *map(math.ceil, w)) for w in wide]
     style.dress(
         fig,
         "What was seen, done and credited, turn by turn?",

@@ -80,6 +80,8 @@ def changes(modules: pl.DataFrame, change: str = "relative_change") -> go.Figure
     ratio, layers = head_ratio(modules, change), by_layer(modules, change)
     fig = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.07, row_heights=[0.7, 0.3])
     depth = layers["layer"].max() or 1
+    blocks = layers.filter(pl.col("label").str.starts_with("layer"))["label"].unique(maintain_order=True).to_list()
+    named = set(blocks if len(blocks) <= 6 else (blocks[0], blocks[-1])) | {"embedding", "final norm"}
     for (layer, label), part in layers.group_by("layer", "label", maintain_order=True):
         apart = label in ("embedding", "final norm")
         fig.add_scatter(
@@ -87,6 +89,7 @@ def changes(modules: pl.DataFrame, change: str = "relative_change") -> go.Figure
             y=part["change"].to_list(),
             mode="lines",
             name=label,
+            showlegend=label in named,
             line=dict(
                 color=style.MUTED if apart else style.shade(layer / max(depth, 1), style.DEPTH),
                 width=1.3 if apart else 1.8,

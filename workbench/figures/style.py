@@ -91,7 +91,8 @@ def dress(
     subtitle are plain text; escaped, they are kept in `layout.meta` too.
     """
     lines = [escape(line) for line in textwrap.wrap(subtitle, 146)]
-    top = 54 + 19 * len(lines) + (30 if legend else 0) + (26 if panel_titles else 0)
+    rows = _legend_rows(fig) if legend else 0
+    top = 54 + 19 * len(lines) + (8 + 22 * rows if legend else 0) + (26 if panel_titles else 0)
     total = top + height + bottom
     small = f'<br><span style="font-size:12.5px;color:{MUTED}">{"<br>".join(lines)}</span>' if lines else ""
     heading = dict(
@@ -117,6 +118,19 @@ def dress(
         meta=dict(title=escape(title), subtitle=" ".join(lines)),
     )
     return fig
+
+
+def _legend_rows(fig: go.Figure) -> int:
+    """Lines that the legend will take, from the length of its labels."""
+    used, rows = 0.0, 1
+    for trace in fig.data:
+        if trace.showlegend is False or not trace.name:
+            continue
+        width = 48 + 6.7 * len(html.unescape(trace.name))
+        if used and used + width > WIDTH - 110:
+            used, rows = 0.0, rows + 1
+        used += width
+    return rows
 
 
 def panel_titles(fig: go.Figure) -> None:

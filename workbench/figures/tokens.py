@@ -69,12 +69,12 @@ def token_rows(turns: pl.DataFrame, step: int, episode: int, turn: int = -1, bet
 
 def hover(token: dict) -> str:
     n = style.number
-    text = style.escape(token["piece"].replace("\n", "⏎"))
+    text = style.wrap(token["piece"].replace("\n", "⏎"), 60, 3)
     return (
         f"<b>{text}</b>  id {token['token_id']}, turn {token['turn'] + 1}, token {token['position'] + 1}<br>"
         f"log p: student {n(token['old_logprob'])}, teacher {n(token['teacher_logprob'])} nats<br>"
         f"gap {n(token['gap'])} nats → gate {n(token['gate'], '.3f')}<br>"
-        f"advantage {n(token['advantage'])}, dL/dlog p {n(token['dloss_dlogp'], '+.2e')} (whole loss, weighted)<br>"
+        f"advantage {n(token['advantage'])}, dL/dlog p {n(token['dloss_dlogp'], '+.3g')} (whole loss, weighted)<br>"
         f"entropy {n(token['entropy'], '.3f')} nats"
     )
 

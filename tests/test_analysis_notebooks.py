@@ -1,0 +1,124 @@
+"""The four analysis notebooks: clean on disk, and what they conclude is what the tables say."""
+
+import json
+
+import nbformat
+import polars as pl
+import pytest
+import synthetic_run
+
+from workbench import shipped
+from workbench.figures import beliefs, compare, evidence, gates, lm_head
+from workbench.figures.display import MARK, MIME
+from workbench.runs.execute import RunFailed, run_notebook
+
+NAMES = ("beliefs", "gates", "lm_head", "compare")
+FIGURES = {"beliefs": 6, "gates": 5, "lm_head": 5, "compare": 3}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebook_on_disk_is_clean_and_tagged(name):
+    notebook = json.loads(shipped.notebook(name).read_text())
+    nbformat.validate(notebook)
+    code = [c for c in notebook["cells"] if c["cell_type"] == "code"]
+    assert all(not c["outputs"] and c["execution_count"] is None for c in code), "outputs are stripped"
+    tags = [t for c in code for t in c["metadata"].get("tags", [])]
+    assert tags.count("parameters") == tags.count("result") == 1
+    assert code[0]["metadata"]["tags"] == ["parameters"] and code[-1]["metadata"]["tags"] == ["result"]
+    assert tags.count("figure") == FIGURES[name]
+    parameters = "".join(code[0]["source"]).splitlines()
+    assert all(": " in p.split("=")[0] and "  # " in p for p in parameters), "each has a plain type and a comment"
+    assert notebook["metadata"]["kernelspec"] == {"display_name": "Python 3", "language": "python", "name": "python3"}
+    assert notebook["cells"][0]["source"][0].startswith("# ") and "?" in notebook["cells"][0]["source"][0]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def recorded(out):
+    return synthetic_run.write(out, n_steps=4, groups=2)
+
+
+def executed(name, out, **parameters):
+    """The result record of a notebook, after a check that all its figures are there in both forms."""
+    run = run_notebook(name, parameters, out, progress=False)
+    notebook = json.loads((run.path / "executed.ipynb").read_text())
+    shown = [o["data"] for c in notebook["cells"] for o in c.get("outputs", []) if MIME in o.get("data", {})]
+    assert len(shown) == FIGURES[name]
+    assert all(MARK in "".join(data["text/html"]) for data in shown)
+    text = (run.path / "executed.ipynb").read_text()
+    assert text.count("plotly.js v") == 1, "the library is there once"
+    assert (run.path / "report.html").is_file()
+    return run.manifest["result"]
+
+
+def test_beliefs(out, recorded):
+    result = executed("beliefs", out, run=str(recorded.path))
+    turns, episodes = recorded.read("turns"), recorded.read("episodes")
+    step, group, episode = beliefs.choose(turns, episodes)
+    assert (result["step"], result["group"], result["episode"]) == (step, group, episode)
+    mine = turns.filter(pl.col("step") == step, pl.col("episode") == episode).sort("turn")
+    assert result["pivotal_turn"] == int(mine["z"].abs().arg_max()) + 1
+    last = evidence.saturation_frame(turns, episodes).row(-1, named=True)
+    assert (result["saturated_last"], result["pivotal_share_last"]) == (last["saturated"], last["pivotal"])
+    assert result["same_top_by_rule"]["sum"] == 1 and set(result["saturated_by_rule"]) == {"sum", "mean", "centred"}
+
+
+def test_gates(out, recorded):
+    result = executed("gates", out, run=str(recorded.path), beta=2.0, step=4, episode=1, turn=2)
+    assert (result["step"], result["episode"], result["turn"]) == (4, 1, 2)
+    over = gates.over_training_frame(recorded.read("turns"), recorded.read("episodes"), 2.0)
+    assert result["gate_active_last"] == over["gate_active"][-1] and result["tokens"] == over["tokens"].sum()
+    assert result["gap_mean_first"] == pytest.approx(over["gap_mean"][0])
+
+
+def test_lm_head(out, recorded):
+    result = executed("lm_head", out, run=str(recorded.path), last_update=9)
+    updates = recorded.read("updates").filter(pl.col("update") <= 9)
+    modules = recorded.read("modules").filter(pl.col("update") <= 9)
+    assert result["gradients"] == 9 and result["discarded"] == (~updates["applied"]).sum() and result["tied"] is True
+    assert result["head_over_median"] == pytest.approx(lm_head.head_ratio(modules)["ratio"].median())
+
+
+def test_compare(out):
+    for method, seeds in (("grpo", (11, 12, 13)), ("sdar", (1, 2, 3))):
+        for seed in seeds:
+            synthetic_run.write(out, "compared", method, seed=seed, n_steps=2, groups=1, size=2)
+    result = executed("compare", out, folder=str(out / "compared"), panel="unseen")
+    frame = compare.gather(
+        (r.config["method"], r.config["seed"], r.path.name, r.read("evals"))
+        for r in map(compare_folder, sorted((out / "compared").iterdir()))
+    )
+    assert result["runs"] == 6 and result["control"] == "grpo"
+    assert result["verdict"] == compare.verdict(frame, "grpo", "unseen")
+    row = compare.differences(frame, "grpo", "unseen").row(0, named=True)
+    assert result["difference"] == {"sdar": pytest.approx(row["difference"])}
+
+
+def compare_folder(path):
+    from workbench.runs import RunFolder
+
+    return RunFolder.open(path)
+
+
+def test_a_run_without_teacher_fails_with_one_clear_line(out):
+    plain = synthetic_run.write(out, "plain", "grpo", teacher=False, n_steps=2, groups=1)
+    with pytest.raises(RunFailed) as caught:
+        run_notebook("gates", {"run": str(plain.path)}, out, progress=False)
+    assert "teacher's log-probs" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["beliefs", "gates", "lm_head"])
+def test_the_shipped_run_is_the_default(out, name):
+    if not shipped.data("recorded_run", "config.json").is_file():
+        pytest.skip("no recorded run is shipped in data/recorded_run")
+    assert executed(name, out)
+
+
+def test_the_shipped_runs_are_compared_by_default(out):
+    if not shipped.data("recorded_compare").is_dir():
+        pytest.skip("no recorded runs are shipped in data/recorded_compare")
+    assert executed("compare", out)["runs"] > 1
