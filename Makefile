@@ -30,8 +30,9 @@ demo: $(VENV)/.installed-$(if $(filter alfworld,$(ENV)),alfworld,base) ## the ma
 test: $(VENV)/.installed-test ## all tests; TESTS= and ARGS= go to pytest
 	@$(BIN)/python -m pytest $(TESTS) $(ARGS)
 
-lab: $(VENV)/.installed-base ## JupyterLab in notebooks/
-	@$(BIN)/jupyter lab --notebook-dir=. $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
+lab: $(VENV)/.installed-base ## JupyterLab at notebooks/
+	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks \
+	  $(if $(filter 0,$(shell id -u)),--allow-root)
 
 bench: $(VENV)/.installed-alfworld ## every script under benchmarks/
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
