@@ -326,23 +326,35 @@ class Session:
                 states[row] = states[original]
         return torch.stack([states[r] for r in rows])
 
-    def _forward(self, rows: Sequence[int], new: Sequence[np.ndarray], max_tokens: int = 16384) -> Tensor:
-        """Run the new tokens of each row through the model; returns the last hidden state of each row (R,D)."""
-        longest = max(len(n) for n in new)
-        if len(rows) > 1 and longest > 1 and longest * len(rows) > max_tokens:
-            half = len(rows) // 2
-            return torch.cat([self._forward(rows[:half], new[:half]), self._forward(rows[half:], new[half:])])
+    def _forward(self, rows: Sequence[int], new: Sequence[np.ndarray]) -> Tensor:
+        """Run the new tokens of each row through the model; returns the last hidden state of each row (R,D).
+
+        Rows of like length go together, so that one long observation does not pad all the others.
+        """
+        states: list[Tensor | None] = [None] * len(rows)
+        for group in _like_lengths([len(n) for n in new]):
+            for i, state in zip(group, self._run([rows[i] for i in group], [new[i] for i in group]), strict=True):
+                states[i] = state
+        return torch.stack(states)
+
+    def _run(self, rows: list[int], new: list[np.ndarray]) -> Tensor:
         device, slots = self.policy.device, self._slots
-        counts = np.array([len(n) for n in new])
-        starts = np.array([len(self._seen[r]) for r in rows])
-        ids = np.full((len(rows), longest), self.policy.pad_id, np.int64)
-        for i, n in enumerate(new):
-            ids[i, : len(n)] = n
-        positions = np.minimum(starts[:, None] + np.arange(longest), self.max_length)
-        slots.prefix = list(rows) == list(range(len(rows)))
-        slots.rows = torch.tensor(list(rows), device=device)
+        # A view of the first rows costs less than a copy of some: most of them wanted, the others ride along. What they
+        # write lies behind what they have seen, and their own next tokens replace it.
+        place = dict(zip(rows, new, strict=True))
+        every = range(max(rows) + 1)
+        slots.prefix = len(rows) * (3 if len(new[0]) == 1 else 1.5) >= len(every)
+        run = list(every) if slots.prefix else rows
+        counts = np.array([len(place[r]) if r in place else 1 for r in run])
+        starts = np.array([len(self._seen[r]) for r in run])
+        ids = np.full((len(run), counts.max()), self.policy.pad_id, np.int64)
+        for i, r in enumerate(run):
+            if r in place:
+                ids[i, : counts[i]] = place[r]
+        positions = np.minimum(starts[:, None] + np.arange(ids.shape[1]), self.max_length)
+        slots.rows = torch.tensor(run, device=device)
         slots.positions = torch.from_numpy(positions).to(device)
-        slots.width = int((starts + counts).max())
+        slots.width = max(len(self._seen[r]) + len(n) for r, n in place.items())
         mask = torch.arange(slots.width, device=device) <= slots.positions[:, None, :, None]
         with self.policy.autocast():
             out = self.policy.body(
@@ -352,9 +364,23 @@ class Session:
                 cache=self._cache,
                 use_cache=True,
             ).last_hidden_state
-        for row, n in zip(rows, new, strict=True):
-            self._seen[row] = np.concatenate([self._seen[row], n])
-        return out[torch.arange(len(rows), device=device), torch.from_numpy(counts - 1).to(device)]
+        for row, tokens in place.items():
+            self._seen[row] = np.concatenate([self._seen[row], tokens])
+        wanted = [i for i, r in enumerate(run) if r in place]
+        return out[torch.tensor(wanted, device=device), torch.from_numpy(counts[wanted] - 1).to(device)]
+
+
+def _like_lengths(lengths: Sequence[int], max_tokens: int = 16384) -> list[list[int]]:
+    """Indices in groups of rows whose padding to the group's longest stays small, in order within a group."""
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    groups: list[list[int]] = []
+    for i in order:
+        group = groups[-1] if groups else None
+        if group and lengths[i] <= 1.5 * lengths[group[0]] + 4 and (len(group) + 1) * lengths[i] <= max_tokens:
+            group.append(i)
+        else:
+            groups.append([i])
+    return [sorted(group) for group in groups]
 
 
 def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:

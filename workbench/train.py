@@ -146,7 +146,7 @@ class Trainer:
             self.head.clear()
             gradient = accumulate(self.policy, self.head, batch, advantages, self.method.aux, self.loss)
             first = first or gradient
-            energy = self.head.energy()
+            energy = self.head.energy() if self.head.weight.grad is not None else 0.0  # 0: no row had a signal
             if not math.isfinite(energy):
                 raise Diverged(
                     f"step {step}: the gradient is not finite; the last checkpoint is kept in {self.folder.path}"

@@ -1,5 +1,6 @@
 """One gradient of the training loss, computed in micro-batches that change nothing but memory."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -58,27 +59,31 @@ def accumulate(
 
     loss = sum over tokens of weight * (clipped surrogate + kl_coef * k3 - entropy_coef * entropy) + the auxiliary loss,
     a mean over tokens as in its paper. Weights come from the whole batch, so the micro-batch size changes nothing but
-    rounding. Raises Diverged where the loss is not finite or above max_loss.
+    rounding. Rows whose every advantage is 0 have a gradient of exactly 0 where nothing else is in the loss, so they
+    are only scored; a batch of such rows leaves no gradient at all. Raises Diverged where the loss is not finite or
+    above max_loss.
     """
     weights = losses.token_weights(batch, config.aggregation)
     aux_weights = losses.token_weights(batch, "token_mean") if aux and aux.coef else None
     clip = {"clip_low": config.clip_low, "clip_high": config.clip_high, "dual_clip": config.dual_clip or None}
     logprobs, entropy = torch.zeros_like(batch.old_logprobs), torch.zeros_like(batch.old_logprobs)
     totals = torch.zeros(4, dtype=torch.float64)
-    for rows in microbatches(batch.lengths, config.micro_tokens):
+    other_terms = aux_weights is not None or batch.reference_logprobs is not None or config.entropy_coef != 0
+    signal = (advantages != 0).any(1) | other_terms
+    for rows in _groups(batch.lengths, signal, config.micro_tokens):
         width = int(batch.lengths[rows].max())
 
         def cut(x: Tensor, rows=rows, width=width) -> Tensor:
             return x[rows, :width]
 
-        mask = cut(batch.response_mask)
-        logp, ent = policy.score(
-            cut(batch.input_ids),
-            mask,
-            config.temperature,
-            (head.weight, head.bias),
-            entropy_grad=config.entropy_coef != 0,
-        )
+        with torch.set_grad_enabled(bool(signal[rows[0]])):
+            logp, ent = policy.score(
+                cut(batch.input_ids),
+                cut(batch.response_mask),
+                config.temperature,
+                (head.weight, head.bias),
+                entropy_grad=config.entropy_coef != 0,
+            )
         old, w = cut(batch.old_logprobs), cut(weights)
         pg = (w * losses.surrogate(logp, old, cut(advantages), **clip)).sum()
         total, kl, extra = pg, None, None
@@ -92,7 +97,8 @@ def accumulate(
             total = total + extra
         if not torch.isfinite(total) or total.abs() > config.max_loss:
             raise Diverged(f"the loss of a micro-batch is {total.item():.4g}: training has diverged")
-        total.backward()
+        if total.requires_grad:
+            total.backward()
         logprobs[rows, :width], entropy[rows, :width] = logp.detach(), ent.detach()
         totals += torch.tensor([0.0 if x is None else x.item() for x in (total, pg, kl, extra)], dtype=torch.float64)
     loss, pg_loss, kl, extra = totals.tolist()
@@ -104,3 +110,10 @@ def accumulate(
         kl if batch.reference_logprobs is not None else None,
         extra if aux_weights is not None else None,
     )
+
+
+def _groups(lengths: Tensor, signal: Tensor, max_tokens: int) -> Iterator[Tensor]:
+    """Micro-batches that hold only rows with a signal or only rows without."""
+    for kind in (signal, ~signal):
+        rows = torch.nonzero(kind)[:, 0]
+        yield from (rows[group] for group in microbatches(lengths[rows], max_tokens))

@@ -87,7 +87,7 @@ class TextWorldExpress:
         self.params = DEFAULT_PARAMS[game] if params is None else params
         for part in filter(None, self.params.split(",")):
             if not re.fullmatch(r"\w+=\d+", part):  # the engine takes a default for what it cannot read
-                raise WorkbenchError(f"TextWorldExpress parameter {part!r}: expected name=number, such as numLocations=1")
+                raise WorkbenchError(f"TextWorldExpress parameter {part!r}: expected name=number, as numLocations=1")
         self._engine = _gateway()
         self._server = self._engine._gateway.jvm.textworldexpress.runtime.PythonInterface()
         if problem := self._server.load(game, self.params):
