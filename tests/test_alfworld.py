@@ -180,9 +180,10 @@ def test_text_is_the_plain_engines_and_games_are_the_same_in_any_process(env):
         said.append([state.observation, list(state.admissible), state.done])
         commands.append(command)
     path = str(alfworld_games.proved_path(alfworld_games.parse(SMALL), env.cache))
-    plain = python(PLAIN, path, json.dumps(commands), seed="1234")
+    if sys.version_info < (3, 13):  # TextWorld 1.7 itself fails there: it writes to locals()
+        plain = python(PLAIN, path, json.dumps(commands), seed="1234")
+        assert json.loads(answer(plain, "SAID")[0]) == said
     built = python(BUILD, *NAMES, seed="99")
-    assert json.loads(answer(plain, "SAID")[0]) == said
     wanted = [json.dumps(alfworld_games.build(alfworld_games.parse(name))).encode() for name in NAMES]
     digests = [f"{name} {hashlib.sha256(game).hexdigest()}" for name, game in zip(NAMES, wanted, strict=True)]
     assert answer(built, "BUILT") == digests and len(set(wanted)) == len(NAMES)

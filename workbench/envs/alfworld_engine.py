@@ -84,8 +84,9 @@ def _memoise(logic: Any, textgen: Any, Rule: Any) -> Callable[[], AbstractContex
 
     Grammar symbols carry their context, so a parsed phrase is handed out as a copy; parsed queries are never
     written to. Contexts hold entities and placeholders that nothing changes after loading, so their tables are
-    copied and not their contents. Returns a context in which a game loads without the second translation that only
-    the planner reads.
+    copied and not their contents. Phrases are evaluated in a scope of their own, where TextWorld 1.7 writes to
+    `locals()`, which Python 3.13 ignores. Returns a context in which a game loads without the second translation that
+    only the planner reads.
     """
     parse = functools.lru_cache(65536)(textgen._parse_and_convert)
     textgen._parse_and_convert = lambda *args, **kwargs: copy.deepcopy(parse(*args, **kwargs))
@@ -95,6 +96,13 @@ def _memoise(logic: Any, textgen: Any, Rule: Any) -> Callable[[], AbstractContex
         return {**context, "variables": dict(context["variables"]), "mapping": dict(context["mapping"])}
 
     textgen.copy_context = copy_context
+
+    def derive(self: Any, context: dict[str, Any] | None = None) -> list[Any]:
+        context = context or self.context
+        scope = {"self": self, "context": context, **context["variables"]}
+        return [textgen.TerminalSymbol(eval(self.expression, vars(textgen), scope))]
+
+    textgen.EvalSymbol.derive = derive
     translate = functools.lru_cache(32)(logic.fast_downward.pddl2sas)
     planner_wanted = True
 
