@@ -61,7 +61,8 @@ def test_beliefs(out, recorded):
     step, group, episode = beliefs.choose(turns, episodes)
     assert (result["step"], result["group"], result["episode"]) == (step, group, episode)
     mine = turns.filter(pl.col("step") == step, pl.col("episode") == episode).sort("turn")
-    assert result["pivotal_turn"] == int(mine["z"].abs().arg_max()) + 1
+    pivotal = mine.filter(pl.col("z").abs() > 1)
+    assert result["pivotal_turn"] == pivotal.sort(pl.col("revision").abs())["turn"][-1] + 1
     last = evidence.saturation_frame(turns, episodes).row(-1, named=True)
     assert (result["saturated_last"], result["pivotal_share_last"]) == (last["saturated"], last["pivotal"])
     assert result["same_top_by_rule"]["sum"] == 1 and set(result["saturated_by_rule"]) == {"sum", "mean", "centred"}

@@ -122,8 +122,9 @@ def test_revision_bars_are_signed_and_pivotal_ones_flagged(run, chosen):
 def test_the_chosen_episode_is_a_success_with_the_clearest_pivotal_turn(run, chosen):
     step, group, episode = chosen
     rows = run["turns"].join(run["episodes"].select("step", "episode", "outcome"), on=["step", "episode"])
-    late = rows.filter(pl.col("step") >= 6, pl.col("outcome") == 1, pl.col("revision") >= 0.05)
-    assert late.filter(pl.col("step") == step, pl.col("episode") == episode)["z"].max() == late["z"].max() > 1
+    late = rows.filter(pl.col("step") >= 6, pl.col("outcome") == 1, pl.col("z") > 1, pl.col("valid"))
+    mine = late.filter(pl.col("step") == step, pl.col("episode") == episode)
+    assert mine["revision"].max() == late["revision"].max() > 0
     assert rows.filter(pl.col("step") == step, pl.col("episode") == episode)["group"][0] == group
     assert beliefs.choose(run["turns"], run["episodes"], step, -1, episode) == chosen
     step, group = beliefs.pick_group(run["turns"], run["episodes"])
@@ -151,6 +152,7 @@ def test_saturation_counts_turns_of_mixed_groups():
         {
             "step": [1] * 6, "episode": [0, 0, 1, 1, 2, 2], "group": [0, 0, 0, 0, 1, 1], "turn": [0, 1] * 3,
             "evidence": [1.0] * 6, "belief_before": [0.5] * 6, "belief": [0.995, 0.5, 0.004, 0.9, 0.999, 0.999],
+            "valid": [True] * 6,
             "revision": [0.2, 0.0005, -0.3, 0.3, 0.0, 0.0], "z": [1.5, -0.2, -1.1, 0.9, 2.0, 2.0],
         }
     )  # fmt: skip
@@ -484,7 +486,7 @@ def test_comparisons_that_are_not_like_with_like_are_refused():
     with pytest.raises(WorkbenchError, match="no runs were given"):
         compare.gather([])
     (said,) = compare.differing([{"method": "a", "seed": 1, "lr": 1e-3}, {"method": "b", "seed": 2, "lr": 5e-4}])
-    assert "differ in lr too (0.0005, 0.001)" in said
+    assert "differ in lr too (0.0005 / 0.001)" in said
     assert compare.differing([{"method": "a", "seed": 1}, {"method": "b", "seed": 2}]) == []
 
 
@@ -520,6 +522,7 @@ def test_a_run_without_gate_or_distillation_still_has_its_other_figures(plain):
     gate = lm_head.gate(plain["updates"])
     assert "No gate scored this run" in gate.layout.meta["subtitle"]
     assert not any(t.name and t.name.startswith("discarded") for t in gate.data)
+    assert {t.yaxis or "y" for t in gate.data} == {"y", "y2"}, "no panel for scores that are not there"
     assert lm_head.signals(plain["updates"]).data and lm_head.changes(plain["modules"]).data
     with pytest.raises(WorkbenchError, match="no column relative_change"):
         lm_head.changes(plain["modules"].drop("relative_change"))
@@ -618,6 +621,8 @@ def test_figures_survive_export_to_html(run):
 
 
 def test_text_and_numbers():
+    assert style.percent(0.004) == "0.4 %" and style.percent(0.0) == "0 %" and style.percent(0.5) == "50 %"
+    assert style.flat_axis([0.0, 1e-13, None])["tickvals"] == [0.0] and style.flat_axis([1.0, 2.0]) == {}
     assert style.number(-0.5, "+.2f") == "−0.50" and style.number(None) == "–" == style.number(math.nan)
     assert style.wrap("a" * 5 + " <b>", 6) == "aaaaa<br>&lt;b&gt;"
     assert style.wrap("one two three four", 4, 2).endswith("…") and style.wrap("") == "–"
@@ -632,14 +637,21 @@ def test_text_and_numbers():
 def test_words_quote_the_numbers_of_the_tables(run, chosen):
     step, group, episode = chosen
     turns, episodes = run["turns"], run["episodes"]
-    top = (
-        turns.filter(pl.col("step") == step, pl.col("episode") == episode)
-        .sort(pl.col("z").abs(), descending=True)
-        .row(0, named=True)
-    )
+    mine = turns.filter(pl.col("step") == step, pl.col("episode") == episode, pl.col("z").abs() > 1)
+    top = mine.sort(pl.col("revision").abs(), descending=True).row(0, named=True)
     said = " ".join(words.episode(turns, episodes, step, episode))
     assert f"number {top['turn'] + 1}, “{top['action']}”" in said and style.number(top["evidence"], "+.2f") in said
     won = episodes.filter(pl.col("step") == step, pl.col("group") == group)["outcome"].sum()
+    paths = turns.sort("turn").group_by("step", "group", "episode").agg("belief")
+    paths = paths.join(episodes.select("step", "episode", "outcome"), on=["step", "episode"])
+    above = []
+    for _, part in paths.group_by("step", "group"):
+        for a in part.filter(outcome=1)["belief"]:
+            for b in part.filter(outcome=0)["belief"]:
+                last = min(len(a), len(b)) - 1
+                above.append((a[last] > b[last]) + 0.5 * (a[last] == b[last]))
+    assert words.order(turns, episodes) == (pytest.approx(np.mean(above)), len(above))
+    assert f"{np.mean(above):.0%}".replace("%", " %") in words.trust(turns, episodes)[0]
     assert words.group(turns, episodes, step, group)[0].startswith(f"{won} of 8 episodes")
     assert "2.00 times per update" in words.head(head_modules(False))[0]
     gap = words.gap(turns, episodes, 5.0)

@@ -53,18 +53,18 @@ def pick_group(turns: pl.DataFrame, episodes: pl.DataFrame, step: int = -1) -> t
 
 
 def pick_episode(turns: pl.DataFrame, episodes: pl.DataFrame, step: int = -1, group: int = -1) -> tuple[int, int]:
-    """(step, episode) of the success with the clearest pivotal turn: the largest z among turns that raised the belief.
+    """(step, episode) of the success with the clearest pivotal turn: of valid actions with z > 1, the one that raised
+    the belief most. Late steps are preferred. Where no turn is such, any that raised a success's belief may decide.
 
-    Turns that moved it by less than .05 count only where no other turn is left, since z alone is large for any
-    odd one out; late steps are preferred.
+    Like `pick_group` it picks what is worth looking at, not what is typical.
     """
     style.need(turns, NEEDS, "turns", NO_BELIEF)
     for name, value in (("step", step), ("group", group)):
         turns = style.pick(turns, "turns", **{name: value}) if value >= 0 else turns
-    raised = outcomes(turns, episodes).filter(pl.col("outcome") == 1, pl.col("revision") > 0, pl.col("z").is_not_null())
+    raised = outcomes(turns, episodes).filter(pl.col("outcome") == 1, pl.col("revision") > 0)
     style.need(raised, [], "turns", "no successful episode here has a turn that raised the belief")
-    clear = raised.filter(pl.col("revision") >= 0.05)
-    best = _late(raised if clear.is_empty() else clear).sort(["z", "revision", "step"], descending=True)
+    clear = raised.filter(pl.col("z") > 1, pl.col("valid"))
+    best = _late(raised if clear.is_empty() else clear).sort(["revision", "step", "episode"], descending=True)
     return best["step"][0], best["episode"][0]
 
 
@@ -86,9 +86,12 @@ def choose(
 
 
 def top_turn(turns: pl.DataFrame, step: int, episode: int) -> int:
-    """The turn with the largest |z| of an episode (the first of equals, and where there is no z)."""
-    rows = style.pick(turns, "turns", step=step, episode=episode)
-    return rows.sort([pl.col("z").abs(), "turn"], descending=[True, False], nulls_last=True)["turn"][0]
+    """The most pivotal turn of an episode: of those with |z| > 1 the one with the largest |dB|, the first of equals."""
+    rows = style.pick(turns, "turns", step=step, episode=episode).with_columns(
+        (pl.col("z").abs() > 1).alias("_pivotal")
+    )
+    by = [pl.col("_pivotal"), pl.col("revision").abs(), pl.col("turn")]
+    return rows.sort(by, descending=[True, True, False], nulls_last=True)["turn"][0]
 
 
 def hover(row: dict) -> str:
@@ -246,7 +249,7 @@ def turn_bars(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, episode: i
     style.need(turns, NEEDS, "turns", NO_BELIEF)
     data = style.pick(outcomes(turns, episodes), "turns", step=step, episode=episode).sort("turn").to_dicts()
     flags = [_pivotal(r["z"]) for r in data]
-    labels = [f"{style.shorten(r['action'], 34) or '(no action)'}  <b>{r['turn'] + 1}</b>" for r in data]
+    labels = [f"{style.shorten(r['action'], 38) or '(no action)'}  <b>{r['turn'] + 1}</b>" for r in data]
     fig = make_subplots(
         1,
         2,
@@ -255,12 +258,6 @@ def turn_bars(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, episode: i
         subplot_titles=["evidence of the turn", "what it did to the belief"],
     )
     for col, name, unit in ((1, "evidence", " nats"), (2, "revision", "")):
-        text = [
-            f"  {style.number(r[name], '+.2f')}"
-            + (f"   ◆ z = {style.number(r['z'], '+.2f')}" if col == 2 and p else "")
-            + "  "
-            for r, p in zip(data, flags, strict=True)
-        ]
         fig.add_bar(
             x=[r[name] for r in data],
             y=[r["turn"] for r in data],
@@ -271,18 +268,16 @@ def turn_bars(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, episode: i
             name=name + unit,
             row=1,
             col=col,
-            text=text,
+            text=[f"  {style.number(r[name], '+.2f')}  " for r in data],
             textposition="outside",
             textfont=dict(size=12, color=style.INK),
             cliponaxis=False,
             marker=dict(color=[_bar_colour(r[name], p) for r, p in zip(data, flags, strict=True)]),
         )
         values = [r[name] or 0 for r in data]
-        span = max(*map(abs, values), 1e-3) * (1.0 if col == 1 else 1.25)
-        low, high = (span * 0.55 + max(0, *(sign * v for v in values)) for sign in (-1, 1))
-        fig.update_xaxes(
-            range=[-low, high + (0.5 * span if col == 2 and any(flags) else 0)], zeroline=True, row=1, col=col
-        )
+        room = 0.65 * max(*map(abs, values), 1e-3)
+        low, high = (max(0, *(sign * v for v in values)) + room for sign in (-1, 1))
+        fig.update_xaxes(range=[-low, high], zeroline=True, row=1, col=col)
     won = data[0]["outcome"]
     style.dress(
         fig,
@@ -292,8 +287,19 @@ def turn_bars(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, episode: i
         height=34 * len(data) + 16,
         legend=False,
         panel_titles=True,
+        right=92,
     )
     style.panel_titles(fig)
+    for row, pivotal in zip(data, flags, strict=True):
+        fig.add_annotation(
+            x=1,
+            xref="paper",
+            xanchor="left",
+            y=row["turn"],
+            showarrow=False,
+            text=f"  {'◆ ' if pivotal else ''}z = {style.number(row['z'], '+.2f')}",
+            font=dict(size=12, color=style.INK if pivotal else style.MUTED),
+        )
     fig.update_yaxes(range=[len(data) - 0.4, -0.6], showgrid=False, ticks="")
     fig.update_yaxes(
         tickvals=[r["turn"] for r in data], ticktext=labels, tickfont=dict(family=style.MONO, color=style.INK), col=1

@@ -43,7 +43,7 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     names = sorted({n for c in configs for n in c} - apart)
     values = {n: sorted({json.dumps(c.get(n), default=str) for c in configs}) for n in names}
     return [
-        f"Beware: the runs differ in {n} too ({', '.join(v)}), not in method and seed alone."
+        f"Beware: the runs differ in {n} too ({' / '.join(v)}), not in method and seed alone."
         for n, v in values.items()
         if len(v) > 1
     ]

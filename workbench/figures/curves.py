@@ -166,11 +166,8 @@ def health(steps: pl.DataFrame, columns: int = 3) -> go.Figure:
     style.panel_titles(fig)
     fig.update_yaxes(nticks=5, exponentformat="power", tickfont=dict(size=11))
     for i, name in enumerate(names):
-        values = steps[name].drop_nulls()
-        if values.min() == values.max():
-            flat, room = values[0], abs(values[0]) / 2 or 1.0
-            at = dict(range=[flat - room, flat + room], tickvals=[flat], ticktext=[f"{flat:.4g}"])
-            fig.update_yaxes(**at, row=i // columns + 1, col=i % columns + 1)
+        if flat := style.flat_axis(steps[name].to_list()):
+            fig.update_yaxes(**flat, row=i // columns + 1, col=i % columns + 1)
     fig.update_xaxes(nticks=6, showticklabels=False, tickfont=dict(size=11))
     for i in range(max(0, len(names) - columns), len(names)):
         fig.update_xaxes(showticklabels=True, title_text="step", row=i // columns + 1, col=i % columns + 1)

@@ -88,6 +88,8 @@ def show(fig: go.Figure) -> None:
 
 def say(*sentences: str) -> None:
     """Display plain sentences, a paragraph each. They may quote what a rollout said: all markup in them is escaped."""
+    if not sentences:
+        return
     body = "".join(f'<p style="max-width:{WIDTH}px;margin:4px 0">{markup.escape(s)}</p>' for s in sentences)
     display({"text/html": f'<div {MARK}="text">{body}</div>', "text/plain": "\n".join(sentences)}, raw=True)
 

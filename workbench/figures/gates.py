@@ -79,7 +79,7 @@ def gap_distribution(
         height=370,
     )
     shown = [y for trace in fig.data if trace.yaxis != "y2" for y in trace.y]
-    fig.update_yaxes(title_text="share of tokens", **style.log_ticks(shown, ".1%"), row=1)
+    fig.update_yaxes(title_text="share of tokens", **style.log_ticks(shown, percent=True), row=1)
     fig.update_yaxes(title_text="gate g", range=[-0.04, 1.04], tickvals=[0, 0.5, 1], row=2)
     fig.update_xaxes(title_text="gap = log p(teacher) − log p(student), nats", row=2)
     return fig

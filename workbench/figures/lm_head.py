@@ -151,8 +151,8 @@ def gate(updates: pl.DataFrame) -> go.Figure:
     by what was decided."""
     style.need(updates, ["energy"], "updates", "the trainer records it for every computed gradient")
     gated = updates["z"].null_count() < updates.height
-    fig = make_subplots(3, 1, shared_xaxes=True, vertical_spacing=0.055, row_heights=[0.36, 0.3, 0.34])
-    panels = (("energy", "energy ‖G‖²"), ("increment", "increment"), ("z", "z of increment"))
+    panels = (("energy", "energy ‖G‖²"), ("increment", "increment"), ("z", "z of increment"))[: 3 if gated else 2]
+    fig = make_subplots(len(panels), 1, shared_xaxes=True, vertical_spacing=0.055)
     kinds = (
         ("applied", pl.col("applied") & ~pl.col("stop"), style.BLUE, "circle", 6),
         ("applied, then reuse stopped", pl.col("applied") & pl.col("stop"), style.AMBER, "square", 8),
@@ -194,11 +194,11 @@ def gate(updates: pl.DataFrame) -> go.Figure:
                 col=1,
             )
         fig.update_yaxes(title_text=label, row=row)
-    _batches(fig, updates, 3)
+    _batches(fig, updates, len(panels))
     threshold = updates["threshold"].drop_nulls()
-    if len(threshold):
+    if gated and len(threshold):
         fig.add_hline(y=threshold[0], line=dict(color=style.VERMILION, width=1.4, dash="dash"), row=3, col=1)
-    for row in (2, 3):
+    for row in range(2, len(panels) + 1):
         fig.add_hline(y=0, line=dict(color="#9aa5b1", width=1), row=row, col=1)
     style.dress(
         fig,
@@ -209,11 +209,11 @@ def gate(updates: pl.DataFrame) -> go.Figure:
             if gated
             else "No gate scored this run: every computed gradient was decided without a z-score."
         ),
-        height=450,
+        height=150 * len(panels),
     )
     fig.update_yaxes(exponentformat="power", row=2)
     fig.update_yaxes(**style.log_ticks(updates["energy"].to_list()), row=1)
-    fig.update_xaxes(title_text="computed gradient (update)", row=3)
+    fig.update_xaxes(title_text="computed gradient (update)", row=len(panels))
     return fig
 
 
@@ -301,7 +301,8 @@ def signals(updates: pl.DataFrame) -> go.Figure:
     style.dress(
         fig,
         "Would another signal have told the same?",
-        "One point a computed gradient; a cross marks one that was discarded.",
+        "One point a computed gradient; a cross marks one that was discarded. On a batch's first use the policy still "
+        "is the sampler, so KL, χ² and clipping are 0 there.",
         height=104 * len(names),
         legend=False,
         panel_titles=True,
@@ -309,5 +310,7 @@ def signals(updates: pl.DataFrame) -> go.Figure:
     style.panel_titles(fig)
     _batches(fig, updates, len(names))
     fig.update_yaxes(exponentformat="power", nticks=4)
+    for row, name in enumerate(names, 1):
+        fig.update_yaxes(**style.flat_axis(updates[name].to_list()), row=row)
     fig.update_xaxes(title_text="computed gradient (update)", row=len(names))
     return fig

@@ -145,7 +145,17 @@ def panel_titles(fig: go.Figure) -> None:
             )
 
 
-def log_ticks(values: Iterable[float | None], spec: str = "g") -> dict:
+def flat_axis(values: Iterable[float | None]) -> dict:
+    """Axis settings for values that do not move (or lie within rounding of zero): a window around them, one label.
+    Nothing to set where they move."""
+    found = [0.0 if abs(v) < 1e-9 else v for v in values if v is not None and math.isfinite(v)]
+    if not found or min(found) != max(found):
+        return {}
+    room = abs(found[0]) / 2 or 1.0
+    return dict(range=[found[0] - room, found[0] + room], tickvals=[found[0]], ticktext=[f"{found[0]:.4g}"])
+
+
+def log_ticks(values: Iterable[float | None], percent: bool = False) -> dict:
     """A log axis with plain labels at 1, 2 and 5 times powers of ten (powers alone over more than two decades)."""
     found = [v for v in values if v is not None and math.isfinite(v) and v > 0]
     low, high = math.log10(min(found, default=1.0)), math.log10(max(found, default=1.0))
@@ -153,7 +163,12 @@ def log_ticks(values: Iterable[float | None], spec: str = "g") -> dict:
     steps = (1, 2, 5) if high - low <= 2 else (1,)
     at = [m * 10.0**e for e in range(math.floor(low) - 1, math.ceil(high) + 1) for m in steps]
     at = [v for v in at if low - pad <= math.log10(v) <= high + pad]
-    return dict(type="log", range=[low - pad, high + pad], tickvals=at, ticktext=[format(v, spec) for v in at])
+    return dict(
+        type="log",
+        range=[low - pad, high + pad],
+        tickvals=at,
+        ticktext=[f"{100 * v:g}%" if percent else f"{v:g}" for v in at],
+    )
 
 
 def escape(text: str) -> str:
@@ -185,7 +200,12 @@ def number(value: float | None, spec: str = "+.3f") -> str:
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
+    """A share in percent; shares under one percent keep a digit, so that few is not told as none."""
+    return (
+        "–"
+        if value is None or not math.isfinite(value)
+        else f"{100 * value:.{digits or int(0 < abs(value) < 0.01)}f} %"
+    )
 
 
 def mix(colour: str, other: str, share: float) -> str:

@@ -89,6 +89,42 @@ def saturation(frame: pl.DataFrame) -> list[str]:
     return out
 
 
+def order(turns: pl.DataFrame, episodes: pl.DataFrame) -> tuple[float | None, int]:
+    """(share, n): of the n pairs of a success and a failure of one group, in how many the success has the larger belief
+    after the last turn that both played (failures last longer, and beliefs drift). Ties count half; None: no pairs."""
+    rows = beliefs.outcomes(turns, episodes).filter(pl.col("belief").is_not_null())
+    group, at = ["step", "group"], ["step", "group", "episode"]
+    ends = rows.group_by(at).agg(pl.col("outcome").first(), pl.col("turn").max().alias("last"))
+    won, lost = (ends.filter(pl.col("outcome") == o) for o in (1, 0))
+    pairs = won.join(lost, on=group, suffix="_lost").with_columns(turn=pl.min_horizontal("last", "last_lost"))
+    beliefs_at = rows.select(*at, "turn", "belief")
+    pairs = pairs.join(beliefs_at, on=[*at, "turn"])
+    pairs = pairs.join(beliefs_at, left_on=[*group, "episode_lost", "turn"], right_on=[*at, "turn"], suffix="_lost")
+    if pairs.is_empty():
+        return None, 0
+    gap = pairs["belief"] - pairs["belief_lost"]
+    return (gap > 0).mean() + 0.5 * (gap == 0).mean(), pairs.height
+
+
+def trust(turns: pl.DataFrame, episodes: pl.DataFrame) -> list[str]:
+    """Whether beliefs order episodes as their outcomes do, over all groups; and how many pivotal turns were invalid."""
+    share, pairs = order(turns, episodes)
+    if share is None:
+        return ["No group has both a success and a failure, so beliefs cannot be held against outcomes."]
+    verdict = "better than a coin" if share > 0.55 else "no better than a coin" if share > 0.45 else "worse than a coin"
+    out = [
+        f"Over all groups, of a success and a failure the success has the larger belief after the last turn that both "
+        f"played in {_p(share)} of {pairs:,} pairs: {verdict}."
+    ]
+    pivotal = turns.filter(pl.col("z").abs() > 1)
+    if pivotal.height:
+        out.append(
+            f"{_p(1 - pivotal['valid'].mean())} of the {pivotal.height:,} pivotal turns were actions that the "
+            f"environment did not accept, against {_p(1 - turns['valid'].mean())} of all turns."
+        )
+    return out
+
+
 def _auc(high: pl.Series, low: pl.Series) -> float:
     """Chance that a random value of `high` lies above a random one of `low`, ties counting half."""
     both = pl.concat([high, low])
