@@ -14,7 +14,7 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
+PIP := PATH="$(abspath $(BIN)):$$PATH" PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
 PYTHON ?=
 ENV := twc
 OUT := runs

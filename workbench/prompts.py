@@ -43,7 +43,8 @@ class PromptStyle:
         if first:
             if self.style == "action":
                 parts.append(_INSTRUCTIONS)
-            if task := state.info.get("task"):
+            task = state.info.get("task", "")
+            if task and task not in state.observation:
                 parts.append(task)
         if self.history > 0 and past:
             parts += [f"{observation}\n> {command}" for observation, command in past[-self.history :]]

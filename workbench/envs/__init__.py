@@ -19,10 +19,9 @@ def _textworld_express(game: str) -> Callable[..., Env]:
 
 
 def _alfworld(memo: bool = True, memo_path: str | None = None, **options: Any) -> Env:
-    from .alfworld import AlfworldEnv
-    from .memo import MemoEnv
+    from .alfworld import AlfworldEnv, memoised
 
-    return MemoEnv(lambda: AlfworldEnv(**options), path=memo_path) if memo else AlfworldEnv(**options)
+    return memoised(path=memo_path, **options) if memo else AlfworldEnv(**options)
 
 
 TWX_GAMES = ("twc", "cookingworld", "coin", "mapreader", "arithmetic", "sorting", "simonsays", "peckingorder")
