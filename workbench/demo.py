@@ -28,7 +28,7 @@ class Job:
     parameters: dict[str, str]
 
 
-def main(env: str = "twc", out: str = "runs", steps: int = 14, seeds: int = 2) -> None:
+def main(env: str = "twc", out: str = "runs", steps: int = 12, seeds: int = 2) -> None:
     """Train agent_opsd and grpo on `seeds` seeds and one gated run, analyse, and say where the report is.
 
     Raises WorkbenchError naming the first run that failed; runs that finished are kept.
@@ -41,7 +41,7 @@ def main(env: str = "twc", out: str = "runs", steps: int = 14, seeds: int = 2) -
         for seed in range(seeds)
         for name in ("agent_opsd", "grpo")
     ]
-    gate = {"method": "agent_opsd_dgg", "method_options": '{"window": 6}', "steps": str(max(2, steps // 2))}
+    gate = {"method": "agent_opsd_dgg", "method_options": '{"window": 6}', "steps": str(max(2, steps // 2 - 1))}
     gated = Job("agent_opsd_dgg 0", "train", common | gate)
     start = time.monotonic()
     workers = _workers()
@@ -63,7 +63,7 @@ def main(env: str = "twc", out: str = "runs", steps: int = 14, seeds: int = 2) -
 
 
 _SETTINGS: dict[str, dict[str, str]] = {
-    "twc": {"tasks_per_step": "8", "eval_games": "64", "eval_every": "7"},
+    "twc": {"tasks_per_step": "8", "eval_games": "64", "eval_every": "6"},
     "alfworld": {
         "tasks_per_step": "4",
         "group_size": "6",
