@@ -41,7 +41,11 @@ def main(env: str = "twc", out: str = "runs", steps: int = 12, seeds: int = 2) -
         for seed in range(seeds)
         for name in ("agent_opsd", "grpo")
     ]
-    gate = {"method": "agent_opsd_dgg", "method_options": '{"window": 6, "threshold": 0.1}', "steps": str(max(2, steps // 2 - 1))}
+    gate = {
+        "method": "agent_opsd_dgg",
+        "method_options": '{"window": 6, "threshold": 0.1}',
+        "steps": str(max(2, steps // 2 - 1)),
+    }
     gated = Job("agent_opsd_dgg 0", "train", common | gate)
     start = time.monotonic()
     workers = _workers()
