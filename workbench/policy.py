@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.utils.logging import disable_progress_bar
 
 from .errors import WorkbenchError
 
@@ -75,6 +76,7 @@ class Policy:
             raise WorkbenchError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
         low = dtype == "bfloat16" or (dtype == "auto" and device.startswith("cuda"))
         _check_folder(str(name), random_init)
+        disable_progress_bar()  # it leaves an empty widget in every notebook
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
             if random_init:
