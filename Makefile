@@ -24,7 +24,7 @@ ARGS :=
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed-$(if $(filter alfworld,$(ENV)),alfworld,base) ## the main job: train, record, show; prints where the report is
+demo: $(VENV)/.installed-$(if $(filter alfworld,$(ENV)),test,base) ## the main job: train, record, show; prints where the report is
 	@$(BIN)/workbench demo --env "$(ENV)" --out "$(OUT)"
 
 test: $(VENV)/.installed-test ## all tests; TESTS= and ARGS= go to pytest

@@ -71,8 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="the main job, small: train, record, show", description=_demo.__doc__)
     demo.add_argument("--env", help="the environment (default: twc, of TextWorldExpress)")
     demo.add_argument("--out", help="the folder runs go into (default: runs)")
-    demo.add_argument("--steps", type=int, help="batches of rollouts of each run (default: 12)")
-    demo.add_argument("--seeds", type=int, help="seeds of each method (default: 2)")
+    demo.add_argument("--steps", type=int, help="batches of rollouts of each run (default: 12 on twc)")
+    demo.add_argument("--seeds", type=int, help="seeds of each method (default: 2 on twc)")
     demo.set_defaults(command=_demo)
 
     methods = commands.add_parser("methods", help="list the methods that train takes", description=_methods.__doc__)
