@@ -31,9 +31,8 @@ class Job:
 def main(env: str = "twc", out: str = "runs", steps: int = 0, seeds: int = 0) -> None:
     """Train agent_opsd and grpo on `seeds` seeds and one gated run, analyse, and say where the report is.
 
-    steps, seeds: 0 takes what fits the environment's demo.
-
-    Raises WorkbenchError naming the first run that failed; runs that finished are kept.
+    steps, seeds: 0 takes what fits the environment's demo. Raises WorkbenchError naming the first run
+    that failed; runs that finished are kept.
     """
     if env not in _SETTINGS:
         raise unknown("environment of the demo", env, _SETTINGS)
@@ -53,18 +52,18 @@ def main(env: str = "twc", out: str = "runs", steps: int = 0, seeds: int = 0) ->
     start = time.monotonic()
     workers = _workers()
     print(f"training {len(trained) + 1} runs of up to {steps} steps, {workers} at a time", flush=True)
-    folders = _run_all([*trained, gated], out, workers)
-    runs = [str(f.path) for f in folders[:-1]]
+    folders = _run_all(trained, out, workers)
+    runs = [str(f.path) for f in folders]
+    print(f"{time.monotonic() - start:.0f} s: analysing, beside the gated run", flush=True)
     views = [
         Job("beliefs", "beliefs", {"run": runs[0]}),
         Job("gates", "gates", {"run": runs[0]}),
-        Job("lm_head", "lm_head", {"run": str(folders[-1].path)}),
         Job("compare", "compare", {"runs": repr(runs)}),
     ]
-    print(f"{time.monotonic() - start:.0f} s: analysing", flush=True)
-    sections = _run_all(views, out, workers)
-    report = build_report(folders[0], sections)
-    for line in _findings(folders[0], sections[-1]):
+    reused, beliefs, gates, comparison = _run_all([gated, *views], out, workers)
+    head = _run_all([Job("lm_head", "lm_head", {"run": str(reused.path)})], out, workers)
+    report = build_report(folders[0], [beliefs, gates, *head, comparison])
+    for line in _findings(folders[0], comparison):
         print(line)
     print(f"{time.monotonic() - start:.0f} s in all\nrun folder  {folders[0].path}\nreport      {report}", flush=True)
 
