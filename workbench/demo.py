@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,10 +60,11 @@ def main(env: str = "twc", out: str = "runs", steps: int = 0, seeds: int = 0) ->
         Job("gates", "gates", {"run": runs[0]}),
         Job("compare", "compare", {"runs": repr(runs)}),
     ]
-    reused, beliefs, gates, comparison = _run_all([gated, *views], out, workers)
-    head = _run_all([Job("lm_head", "lm_head", {"run": str(reused.path)})], out, workers)
-    report = build_report(folders[0], [beliefs, gates, *head, comparison])
-    for line in _findings(folders[0], comparison):
+    reused, *sections = _run_all([gated, *views], out, workers, keep_going=True)
+    if reused:
+        sections += _run_all([Job("lm_head", "lm_head", {"run": str(reused.path)})], out, workers, keep_going=True)
+    report = build_report(folders[0], [section for section in sections if section])
+    for line in _findings(folders[0], sections[2]):
         print(line)
     print(f"{time.monotonic() - start:.0f} s in all\nrun folder  {folders[0].path}\nreport      {report}", flush=True)
 
@@ -92,16 +93,27 @@ def _workers() -> int:
     return 1 if torch.cuda.is_available() else min(4, max(1, len(os.sched_getaffinity(0))))
 
 
-def _run_all(jobs: Sequence[Job], out: str, workers: int) -> list[RunFolder]:
+def _run_all(jobs: Sequence[Job], out: str, workers: int, keep_going: bool = False) -> list[RunFolder | None]:
+    """Run the jobs; keep_going tells of one that failed, as an analysis with nothing to show, and gives None for it."""
     stop = threading.Event()
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(_run, job, out, workers, stop) for job in jobs]
         try:
-            return [f.result() for f in futures]
+            return [_result(f, keep_going) for f in futures]
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _result(future: Future, keep_going: bool) -> RunFolder | None:
+    try:
+        return future.result()
+    except WorkbenchError as error:
+        if not keep_going:
+            raise
+        print(f"left out: {error}", flush=True)
+        return None
 
 
 def _run(job: Job, out: str, workers: int, stop: threading.Event) -> RunFolder:
@@ -135,7 +147,7 @@ def _folder_in(lines: Sequence[str]) -> Path:
     return Path(found[-1])
 
 
-def _findings(run: RunFolder, comparison: RunFolder) -> list[str]:
+def _findings(run: RunFolder, comparison: RunFolder | None) -> list[str]:
     """What came out, from the records."""
     result = run.manifest["result"]
     out = [
@@ -143,4 +155,4 @@ def _findings(run: RunFolder, comparison: RunFolder) -> list[str]:
         f"{value:.2f} after {result['steps']} steps"
         for panel, value in result["final"].items()
     ]
-    return [*out, *comparison.manifest["result"].get("verdict", [])]
+    return [*out, *(comparison.manifest["result"].get("verdict", []) if comparison else [])]

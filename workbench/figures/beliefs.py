@@ -54,7 +54,8 @@ def pick_group(turns: pl.DataFrame, episodes: pl.DataFrame, step: int = -1) -> t
 
 def pick_episode(turns: pl.DataFrame, episodes: pl.DataFrame, step: int = -1, group: int = -1) -> tuple[int, int]:
     """(step, episode) of the success with the clearest pivotal turn: of valid actions with z > 1, the one that raised
-    the belief most. Late steps are preferred. Where no turn is such, any that raised a success's belief may decide.
+    the belief most. Late steps are preferred. Where no turn is such, any that raised a success's belief may decide, and
+    where nothing succeeded, the turn that moved a failure's belief most.
 
     Like `pick_group` it picks what is worth looking at, not what is typical.
     """
@@ -62,7 +63,9 @@ def pick_episode(turns: pl.DataFrame, episodes: pl.DataFrame, step: int = -1, gr
     for name, value in (("step", step), ("group", group)):
         turns = style.pick(turns, "turns", **{name: value}) if value >= 0 else turns
     raised = outcomes(turns, episodes).filter(pl.col("outcome") == 1, pl.col("revision") > 0)
-    style.need(raised, [], "turns", "no successful episode here has a turn that raised the belief")
+    if raised.is_empty():
+        moved = _late(turns).sort([pl.col("revision").abs(), "step", "episode"], descending=True)
+        return moved["step"][0], moved["episode"][0]
     clear = raised.filter(pl.col("z") > 1, pl.col("valid"))
     best = _late(raised if clear.is_empty() else clear).sort(["revision", "step", "episode"], descending=True)
     return best["step"][0], best["episode"][0]
