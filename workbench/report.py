@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from .errors import WorkbenchError
+from .figures.display import MARK as FIGURE_MARK
+from .figures.display import MIME as PLOTLY_MIME
+from .figures.display import script_json
 from .runs import RESULT_MIME, RunFolder
 from .runs.files import atomic_write
 from .runs.manifest import artifacts
 
-PLOTLY_MIME = "application/vnd.plotly.v1+json"
-FIGURE_MARK = "data-workbench-figure"
 _TITLES = r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b(?!\[[0-9;]*m)"
 _CONTROL = re.compile(_TITLES + r"|[\x00-\x08\x0b-\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _IMAGES = ("image/svg+xml", "image/png", "image/jpeg")
@@ -278,19 +279,11 @@ def kept_html(source: str) -> str:
     return bleach.clean(source, tags=_TAGS, attributes=attributes, css_sanitizer=styles, protocols=[])
 
 
-def script_json(value: Any) -> str:
-    """JSON that can stand inside a script element: nothing in it can close the element or open another."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text
-
-
 def _figure(figure: Mapping[str, Any]) -> str:
     kept = {name: figure[name] for name in ("data", "layout", "config") if name in figure}
     layout = kept.get("layout", {})
     size = f"width:{_pixels(layout.get('width'), 880)}px;height:{_pixels(layout.get('height'), 450)}px"
-    data = f'<script type="application/json" data-figure>{script_json(kept)}</script>'
+    data = f'<script type="application/json" data-figure>{script_json(kept, allow_nan=True)}</script>'
     return f'<div class="figure"><div style="{size}"></div>{data}</div>'
 
 

@@ -41,9 +41,9 @@ _DRAW = """(function () {
 })();"""
 
 
-def script_json(value: object) -> str:
+def script_json(value: object, allow_nan: bool = False) -> str:
     """JSON that can stand inside a script element: nothing in it can close the element or open another."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=allow_nan)
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text
