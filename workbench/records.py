@@ -102,7 +102,8 @@ class Batch:
     row; group_index (E,), outcome (E,) in {0,1}, reward (E,): what the advantage compares; old_logprobs (B,T): of
     token t given all before it, under the policy that the update starts from, 0 off the mask; teacher_logprobs and
     reference_logprobs: the same tokens under the privileged teacher and the KL reference, or None;
-    entropy (B,T): of the policy at each sampled token, nats, or None.
+    entropy (B,T): of the policy at each sampled token, nats, or None; turn_rewards (E,K): what each turn earned, on the
+    scale of reward, or None; anchors (E,K) long: label of the state each turn acted in, equal for equal states, or None.
     Raises WorkbenchError where shapes, masks, indices or log-probs do not fit.
     """
 
@@ -118,6 +119,8 @@ class Batch:
     teacher_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
     entropy: Tensor | None = None
+    turn_rewards: Tensor | None = None
+    anchors: Tensor | None = None
 
     def __post_init__(self):
         shape = self.input_ids.shape
@@ -165,6 +168,12 @@ class Batch:
                 raise WorkbenchError(f"batch: {name} must be finite and at most 0 on sampled tokens")
         if not bool((self.turn_tokens > 0)[self.turn_mask].all()) or not bool((self.turn_counts > 0).all()):
             raise WorkbenchError("batch: an episode has no turns, or a gap in its turn numbers")
+        for name in ("turn_rewards", "anchors"):
+            value = getattr(self, name)
+            if value is not None and value.shape != self.turn_mask.shape:
+                raise WorkbenchError(
+                    f"batch: {name} has shape {tuple(value.shape)}, the turns are {tuple(self.turn_mask.shape)}"
+                )
 
     @property
     def _columns(self) -> Tensor:
@@ -239,7 +248,8 @@ class Batch:
         """Lay episodes out as rows.
 
         layout: "episode" one row an episode (each prompt must extend the last), "turn" one row a turn, "auto" the
-        first where it fits and else the second, episode by episode. reward: "outcome" or "return".
+        first where it fits and else the second, episode by episode. reward: "outcome", which the last turn earns, or
+        "return", which each turn earns its part of.
         """
         if layout not in ("auto", "episode", "turn"):
             raise WorkbenchError(f"layout must be auto, episode or turn, got {layout!r}")
@@ -271,6 +281,12 @@ class Batch:
         _, groups = np.unique([e.group for e in episodes], return_inverse=True)
         outcome = torch.tensor([float(e.outcome) for e in episodes])
         returns = torch.tensor([float(e.total_reward) for e in episodes])
+        turn_rewards = torch.zeros(len(episodes), max(len(e.turns) for e in episodes))
+        for e, episode in enumerate(episodes):
+            if reward == "outcome":
+                turn_rewards[e, len(episode.turns) - 1] = outcome[e]
+            else:
+                turn_rewards[e, : len(episode.turns)] = torch.tensor([float(t.reward) for t in episode.turns])
         return cls(
             input_ids=torch.from_numpy(ids),
             lengths=torch.tensor(widths),
@@ -281,6 +297,7 @@ class Batch:
             outcome=outcome,
             reward=outcome.clone() if reward == "outcome" else returns,
             old_logprobs=torch.from_numpy(logprobs),
+            turn_rewards=turn_rewards,
         )
 
 
