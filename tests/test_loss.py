@@ -6,7 +6,6 @@ import torch
 from make_batch import by_token, make_batch, make_episodes, make_gaps, take_rows
 
 from workbench import loss
-from workbench.distill import sdar
 from workbench.errors import WorkbenchError
 
 
@@ -75,13 +74,14 @@ def batches():
 
 def rows_by_hand(batch, per_token, how, max_tokens):
     values = [per_token[b][batch.response_mask[b]].tolist() for b in range(len(per_token))]
-    longest = max(map(len, values)) if max_tokens is None else max_tokens
-    n = len(values)
+    episodes = [sum(len(t) for t, e in zip(values, batch.episode_index.tolist(), strict=True) if e == i)
+                for i in range(len(batch.group_index))]  # fmt: skip
+    longest = max(episodes) if max_tokens is None else max_tokens
     return {
         "token_mean": np.mean(np.concatenate(values)),
         "row_mean": np.mean([np.mean(v) for v in values]),
         "row_sum": np.mean([np.sum(v) for v in values]),
-        "token_sum_norm": sum(map(sum, values)) / (n * longest),
+        "token_sum_norm": sum(map(sum, values)) / (len(episodes) * longest),
     }[how]
 
 
@@ -105,7 +105,7 @@ def test_episode_mean_weighs_episodes_alike_in_both_layouts(batches):
         assert float(got) == pytest.approx(want, rel=1e-12)
 
 
-@pytest.mark.parametrize("how", ["episode_mean", "token_mean"])
+@pytest.mark.parametrize("how", ["episode_mean", "token_mean", "token_sum_norm"])
 def test_token_weights_agree_between_layouts(batches, how):
     one, other = (by_token(batch, loss.token_weights(batch, how)) for batch in batches.values())
     assert one == pytest.approx(other, rel=1e-12)
@@ -134,36 +134,79 @@ def test_unknown_aggregation_names_the_nearest(batches):
         loss.token_weights(batches["turn"], "token_sum_norm", 0)
 
 
+CONFIGS = [
+    loss.PolicyLossConfig(clip_high=0.24),
+    loss.PolicyLossConfig(pg_coef=0.5, dual_clip=0),
+    loss.PolicyLossConfig(clip_low=0.03, clip_high=0.04, ratio="turn", dual_clip=0),
+    loss.PolicyLossConfig(clip_low=0.1, clip_high=0.1, ratio="row"),
+]
+
+
 @pytest.mark.parametrize("how", loss.AGGREGATIONS)
-def test_dloss_dlogp_is_the_autograd_gradient_of_the_whole_loss(batches, how):
-    batch = batches["turn"]
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.ratio)
+def test_dloss_dlogp_is_the_autograd_gradient_of_the_loss(batches, how, config):
+    batch = batches["episode"]
     generator = torch.Generator().manual_seed(2)
     moved = torch.randn(batch.old_logprobs.shape, generator=generator, dtype=torch.float64)
     logp = (batch.old_logprobs + 0.8 * moved).requires_grad_()
     reference = batch.old_logprobs + 0.3 * moved.flip(0)
     advantages = torch.where(batch.response_mask, moved.flip(1), 0)
     weights = loss.token_weights(batch, how)
-    config = sdar.SDARConfig(coef=0.2)
-    # With the gate at its own log-prob: the gate follows the current student, detached.
-    per_token = (
-        loss.surrogate(logp, batch.old_logprobs, advantages, 0.2, 0.24, 3.0)
-        + 0.01 * loss.kl_k3(logp, reference)
-        + sdar.token_loss(logp, batch.teacher_logprobs, config)
-    )
-    want = torch.autograd.grad((weights * per_token).sum(), logp)[0]
+    ratio_logp = loss.sequence_form(logp, batch.old_logprobs, batch.turn_index, config.ratio)
+    per_token = config.pg_coef * loss.surrogate(ratio_logp, batch.old_logprobs, advantages, **config.clip)
+    total = (weights * (per_token + 0.01 * loss.kl_k3(logp, reference))).sum()
+    want = torch.autograd.grad(total, logp)[0]
     got = loss.dloss_dlogp(
-        logp.detach(),
-        batch.old_logprobs,
-        advantages,
-        weights,
-        clip_high=0.24,
-        reference=reference,
-        kl_coef=0.01,
-        aux=sdar.gradient_coefficient(logp.detach(), batch.teacher_logprobs, config),
+        logp.detach(), batch.old_logprobs, advantages, weights, config, batch.turn_index, reference, kl_coef=0.01
     )
     torch.testing.assert_close(got, want)
-    on_policy = loss.dloss_dlogp(batch.old_logprobs, batch.old_logprobs, advantages, weights)
-    torch.testing.assert_close(on_policy, -weights * advantages)
+    on_policy = loss.dloss_dlogp(batch.old_logprobs, batch.old_logprobs, advantages, weights, config)
+    torch.testing.assert_close(on_policy, -config.pg_coef * weights * advantages)
+
+
+@pytest.mark.parametrize("per", ["turn", "row"])
+def test_sequence_form_has_the_mean_ratio_and_its_gradient(batches, per):
+    batch = batches["episode"]
+    noise = torch.randn(batch.old_logprobs.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    logp = (batch.old_logprobs + 0.3 * noise).requires_grad_()
+    got = loss.ratio(loss.sequence_form(logp, batch.old_logprobs, batch.turn_index, per), batch.old_logprobs)
+    gradient = torch.autograd.grad(got[batch.response_mask].sum(), logp)[0]
+    for b in range(len(logp)):
+        turns = batch.turn_index[b].unique().tolist() if per == "turn" else [None]
+        for k in turns:
+            own = batch.response_mask[b] if k is None else batch.turn_index[b] == k
+            if k == -1:
+                continue
+            s = (logp - batch.old_logprobs)[b][own].mean().exp().detach()
+            torch.testing.assert_close(got[b][own].detach(), s.expand(int(own.sum())))
+            torch.testing.assert_close(gradient[b][own], s.expand(int(own.sum())))
+    assert bool((gradient[~batch.response_mask] == 0).all())
+
+
+def test_the_ratio_of_a_turn_is_the_same_in_both_layouts_and_that_of_tokens_untouched(batches):
+    per_layout = []
+    for batch in batches.values():
+        teacher = loss.sequence_form(batch.teacher_logprobs, batch.old_logprobs, batch.turn_index)
+        per_layout.append(by_token(batch, teacher - batch.old_logprobs))
+        assert loss.sequence_form(teacher, batch.old_logprobs, batch.turn_index, "token") is teacher
+    assert per_layout[0] == pytest.approx(per_layout[1], rel=1e-12)
+    with pytest.raises(WorkbenchError, match="importance ratio"):
+        loss.sequence_form(teacher, teacher, batch.turn_index, "sequence")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ratio": "tokens"}, "did you mean 'token'"),
+        ({"aggregation": "mean"}, "aggregation"),
+        ({"clip_low": 1.5}, "clip_low must lie"),
+        ({"dual_clip": 0.5}, "dual_clip must be above 1"),
+        ({"pg_coef": -1.0}, "pg_coef must be finite"),
+    ],
+)
+def test_an_impossible_policy_loss_is_refused(options, message):
+    with pytest.raises(WorkbenchError, match=message):
+        loss.PolicyLossConfig(**options)
 
 
 def test_metrics_are_their_definitions(tokens):

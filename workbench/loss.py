@@ -5,6 +5,8 @@ rows and their size changes nothing. Formulas: PPO clip (arXiv 1707.06347), dual
 (joschu.net/blog/kl-approx.html), as in the released code of the agentic papers (core_algos.py, read).
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,15 +14,67 @@ from .errors import WorkbenchError, unknown
 from .records import Batch
 
 AGGREGATIONS = ("episode_mean", "token_mean", "row_mean", "row_sum", "token_sum_norm")
+RATIOS = ("token", "turn", "row")
 
 # exp() of a larger log-ratio overflows float32 soon after, and an infinite branch turns a masked gradient into nan.
 MAX_LOG_RATIO = 20.0
 MAX_KL = 10.0
 
 
+@dataclass(frozen=True)
+class PolicyLossConfig:
+    pg_coef: float = 1.0  # weight of the policy loss; 0 leaves the auxiliary loss alone
+    clip_low: float = 0.2  # the importance ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.2
+    dual_clip: float = 3.0  # a negative advantage's loss is at most -dual_clip * A (arXiv 1912.09729); 0: no bound
+    ratio: str = "token"  # importance ratio of each "token", or the geometric mean of its "turn" or "row" (GSPO)
+    aggregation: str = "episode_mean"  # of token losses, see token_weights
+
+    def __post_init__(self):
+        if self.ratio not in RATIOS:
+            raise unknown("importance ratio", str(self.ratio), RATIOS)
+        if self.aggregation not in AGGREGATIONS:
+            raise unknown("aggregation", str(self.aggregation), AGGREGATIONS)
+        if not (0 <= self.clip_low < 1 and self.clip_high >= 0):
+            raise WorkbenchError(
+                f"policy loss: clip_low must lie in [0, 1) and clip_high be at least 0, got {self.clip_low} and "
+                f"{self.clip_high}"
+            )
+        if self.dual_clip != 0 and not self.dual_clip > 1:
+            raise WorkbenchError(f"policy loss: dual_clip must be above 1, or 0 for none, got {self.dual_clip}")
+        if not 0 <= self.pg_coef < float("inf"):
+            raise WorkbenchError(f"policy loss: pg_coef must be finite and at least 0, got {self.pg_coef}")
+
+    @property
+    def clip(self) -> dict[str, float | None]:
+        """The clips, by the names that `surrogate` and its kin take them."""
+        return {"clip_low": self.clip_low, "clip_high": self.clip_high, "dual_clip": self.dual_clip or None}
+
+
 def ratio(logp: Tensor, old: Tensor) -> Tensor:
     """(B,T) importance ratio pi / pi_old of each token, its log held within +-20 (the released code has no bound)."""
     return (logp - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def sequence_form(logp: Tensor, old: Tensor, turn_index: Tensor, per: str = "turn") -> Tensor:
+    """GSPO's token form (arXiv 2507.18071, eq. 7 and 14): (B,T) log-probs to put in place of `logp`.
+
+    Their ratio to `old` is s = exp(mean(logp - old)) over the token's turn or row, and its gradient s * grad logp of
+    each token. turn_index (B,T): -1 off the sampled tokens. The paper's sequence is one response: a turn, in either
+    layout and as in released agentic code, or with `per="row"` the whole episode where an episode is a row; "token"
+    gives `logp` back.
+    """
+    if per == "token":
+        return logp
+    if per not in RATIOS:
+        raise unknown("importance ratio", str(per), RATIOS)
+    mask = turn_index >= 0
+    part = turn_index.clamp(min=0) if per == "turn" else torch.zeros_like(turn_index)
+    difference = torch.where(mask, (logp - old).detach(), 0)
+    sums = difference.new_zeros(len(logp), int(part.max()) + 1)
+    counts = sums.scatter_add(1, part, mask.to(sums.dtype))
+    mean = (sums.scatter_add(1, part, difference) / counts.clamp(min=1)).gather(1, part)
+    return torch.where(mask, old + mean + (logp - logp.detach()), logp)
 
 
 def surrogate(
@@ -80,11 +134,11 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 def token_weights(batch: Batch, how: str = "episode_mean", max_tokens: int | None = None) -> Tensor:
     """(B,T) weights >= 0, 0 off the mask, with which `(weights * per_token).sum()` is the loss. Repeats count once.
 
-    episode_mean: mean over an episode's tokens, then over episodes; with token_mean the two that are the same in both
-    layouts. token_mean: mean over all tokens. row_mean, row_sum: mean or sum over a row's tokens, then mean over rows
-    (seq-mean-token-mean, seq-mean-token-sum). token_sum_norm: sum over tokens / (rows * max_tokens), Dr.GRPO
-    (arXiv 2503.20783; the released code divides by the padded width alone); max_tokens is the most a row may sample and
-    should stay the same over a run; without it, the most that a row of this batch did.
+    episode_mean: mean over an episode's tokens, then over episodes. token_mean: mean over all tokens. row_mean,
+    row_sum: mean or sum over a row's tokens, then mean over rows (seq-mean-token-mean, seq-mean-token-sum).
+    token_sum_norm: sum over tokens / (episodes * max_tokens), Dr.GRPO (arXiv 2503.20783; the released code divides by
+    the padded width alone); max_tokens is the most an episode may sample and should stay the same over a run; without
+    it, the most that an episode of this batch did. All but the row ones are the same in both layouts.
     """
     if how not in AGGREGATIONS:
         raise unknown("aggregation", str(how), AGGREGATIONS)
@@ -93,16 +147,17 @@ def token_weights(batch: Batch, how: str = "episode_mean", max_tokens: int | Non
     rows = (in_row > 0).sum()
     if how == "token_mean":
         return counted / in_row.sum()
-    if how == "episode_mean":
-        in_episode = in_row.new_zeros(len(batch.group_index)).index_add(0, batch.episode_index, in_row)
-        return counted / (in_episode[batch.episode_index] * len(batch.group_index))[:, None]
     if how == "row_mean":
         return counted / (in_row.clamp(min=1) * rows)[:, None]
     if how == "row_sum":
         return counted / rows
+    episodes = len(batch.group_index)
+    in_episode = in_row.new_zeros(episodes).index_add(0, batch.episode_index, in_row)
+    if how == "episode_mean":
+        return counted / (in_episode[batch.episode_index] * episodes)[:, None]
     if max_tokens is not None and not max_tokens > 0:
         raise WorkbenchError(f"token_sum_norm: max_tokens must be positive, got {max_tokens}")
-    return counted / (rows * (in_row.max() if max_tokens is None else max_tokens))
+    return counted / (episodes * (in_episode.max() if max_tokens is None else max_tokens))
 
 
 def dloss_dlogp(
@@ -110,24 +165,20 @@ def dloss_dlogp(
     old: Tensor,
     advantages: Tensor,
     weights: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
+    config: PolicyLossConfig = PolicyLossConfig(),
+    turn_index: Tensor | None = None,
     reference: Tensor | None = None,
     kl_coef: float = 0.0,
-    aux: Tensor | None = None,
 ) -> Tensor:
-    """(B,T) gradient of the whole loss with respect to each sampled token's log-prob, in closed form.
+    """(B,T) gradient of policy loss and KL with respect to each sampled token's log-prob, in closed form.
 
-    aux: what an auxiliary loss adds per token before weighting (e.g. `sdar.gradient_coefficient`). An entropy bonus is
-    not a function of the sampled token's log-prob alone and has no part here.
+    turn_index: needed where config.ratio is not "token". An entropy bonus is not a function of the sampled token's
+    log-prob alone and has no part here.
     """
-    total = surrogate_gradient(logp, old, advantages, clip_low, clip_high, dual_clip)
+    ratio_logp = logp if turn_index is None else sequence_form(logp, old, turn_index, config.ratio)
+    total = config.pg_coef * surrogate_gradient(ratio_logp, old, advantages, **config.clip)
     if reference is not None and kl_coef:
         total = total + kl_coef * kl_k3_gradient(logp, reference)
-    if aux is not None:
-        total = total + aux
     return torch.where(weights > 0, weights * total, 0)
 
 
@@ -136,22 +187,23 @@ def ratio_metrics(
     old: Tensor,
     mask: Tensor,
     advantages: Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
+    config: PolicyLossConfig = PolicyLossConfig(),
+    turn_index: Tensor | None = None,
 ) -> dict[str, float]:
     """How far the policy has moved from the one that sampled, over the masked tokens (B,T).
 
     ratio_mean, ratio_max, ratio_min; chi2 = mean(r^2) - 1, a sample estimate of the Pearson chi-square divergence;
-    approx_kl = mean(r - 1 - log r), nats; clip_fraction: share of tokens whose gradient a clip holds at 0.
+    approx_kl = mean(r - 1 - log r), nats, all of token ratios; clip_fraction: share of tokens whose gradient a clip of
+    `config` holds at 0 (of its sequence ratios, which need turn_index (B,T), where it has such).
     """
     if not bool(mask.any()):
         raise WorkbenchError("ratio_metrics: the mask is empty")
-    logp, old, advantages = (x.detach()[mask] for x in (logp, old, advantages))
-    rho = ratio(logp, old)
-    held = torch.where(advantages < 0, rho < 1 - clip_low, (rho > 1 + clip_high) & (advantages > 0))
-    if dual_clip is not None:
-        held |= (advantages < 0) & (rho > dual_clip)
+    clipped = logp if turn_index is None else sequence_form(logp, old, turn_index, config.ratio)
+    logp, clipped, old, advantages = (x.detach()[mask] for x in (logp, clipped, old, advantages))
+    rho, r = ratio(logp, old), ratio(clipped, old)
+    held = torch.where(advantages < 0, r < 1 - config.clip_low, (r > 1 + config.clip_high) & (advantages > 0))
+    if config.dual_clip:
+        held |= (advantages < 0) & (r > config.dual_clip)
     values = {
         "ratio_mean": rho.mean(),
         "ratio_max": rho.max(),
