@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from workbench import loss
+from workbench.budget import coba, v05
+from workbench.credit import cast
 from workbench.credit.agent_opsd import AgentOPSDConfig, reshape_turns
 from workbench.credit.grpo import group_advantage
 from workbench.distill import sdar
@@ -73,7 +75,39 @@ def grpo(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> list[float
     return group_advantage(rewards, groups, std=case["std"], eps=case["eps"], ddof=case["ddof"]).tolist()
 
 
-RULES = {"agent_opsd": agent_opsd, "sdar": sdar_rule, "dgg": dgg, "surrogate": surrogate, "grpo": grpo}
+def cast_rule(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    lengths = [len(turns) for turns in case["turn_advantages"]]
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    solver = torch.zeros(mask.shape, dtype=dtype)
+    solver[mask] = tensor([value for turns in case["turn_advantages"] for value in turns], dtype)
+    outcome = cast.outcome_advantage(tensor(case["rewards"], dtype), torch.tensor(case["groups"]))
+    turns = cast.combine(solver, mask, outcome, cast.CASTConfig(alpha=case["alpha"]))
+    advantage = [row[:n].tolist() for row, n in zip(turns["turn_advantage"], lengths, strict=True)]
+    return {"outcome": outcome.tolist(), "rms": turns["rms"].item(), "advantage": advantage}
+
+
+def v05_rule(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> dict[str, float]:
+    rewards = tensor(case["rewards"], dtype)
+    fused = v05.fuse(tensor(case["prior"], dtype), rewards.mean(), torch.tensor(len(rewards)))
+    return {name: getattr(fused, name).item() for name in ("weight", "baseline", "bias2")}
+
+
+def coba_rule(case: dict[str, Any]) -> dict[str, Any]:
+    density = {name: case[name] for name in ("alpha", "beta", "tau")}
+    budget = coba.allocate(case["p"], case["total"], lo=case["lo"], hi=case["hi"], **density)
+    return {"budget": budget, "value": coba.total_value(case["p"], budget, **density)}
+
+
+RULES = {
+    "agent_opsd": agent_opsd,
+    "sdar": sdar_rule,
+    "dgg": dgg,
+    "surrogate": surrogate,
+    "grpo": grpo,
+    "cast": cast_rule,
+    "v05": v05_rule,
+    "coba": coba_rule,
+}
 
 
 def difference(want: Any, got: Any, where: str = "", tolerance: float = TOLERANCE) -> str | None:

@@ -1,0 +1,103 @@
+"""V0.5 (arXiv 2603.10848): a value model's guess as the baseline of a few rollouts, unless they contradict it.
+
+Formulas as quoted by public write-ups of the paper; neither its full text nor any code was available. Rewards and
+priors lie in [-1, 1], so that a reward's variance is at most 1 and the mean of k rollouts has one of at most 1/k.
+
+The weight is a plug-in estimate: with the true bias the fused baseline is never worse than either part, with the
+estimated one it is worse than the plain mean where the prior is off by about one deviation or more.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import WorkbenchError
+
+
+@dataclass(frozen=True)
+class V05Config:
+    first: int = 4  # rollouts that every task gets
+    most: int = 16  # rollouts that no task exceeds
+    cost: float = 0.0039  # of one more rollout, in squared reward; 1/256 stops at 16 whatever the prior
+
+    def __post_init__(self):
+        if not 1 <= self.first <= self.most:
+            raise WorkbenchError(f"V0.5: first and most must be 1 <= first <= most, got {self.first} and {self.most}")
+        if not 0 <= self.cost < float("inf"):
+            raise WorkbenchError(f"V0.5: cost must be finite and at least 0, got {self.cost}")
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """bias2: estimated squared error of the prior; weight of the empirical mean; baseline; error: its mean square."""
+
+    bias2: Tensor
+    weight: Tensor
+    baseline: Tensor
+    error: Tensor
+
+
+def prior_from_rate(rate: Tensor) -> Tensor:
+    """A success rate in [0, 1] -> a prior on the scale of rewards in {-1, 1}."""
+    return 2 * rate - 1
+
+
+def _within(values: Tensor, what: str) -> None:
+    if not bool((values.abs() <= 1).all()):
+        raise WorkbenchError(f"V0.5: {what} must lie in [-1, 1], got {float(values[~(values.abs() <= 1)][0])}")
+
+
+def fuse(prior: Tensor, mean: Tensor, count: Tensor) -> Fusion:
+    """Prior, mean reward and number of rollouts of each task, of one shape -> Fusion of that shape.
+
+    bias2 = max(0, (mean - prior)^2 - 1/k), weight = bias2 / (bias2 + 1/k). Within one deviation, |mean - prior| <=
+    1/sqrt(k), the baseline is the prior alone. Raises WorkbenchError on values outside [-1, 1] or a task without
+    rollouts.
+    """
+    _within(prior, "a prior")
+    _within(mean, "a mean reward")
+    if not bool((count >= 1).all()):
+        raise WorkbenchError("V0.5: every task needs at least one rollout")
+    noise = 1 / count.to(mean.dtype)
+    bias2 = ((mean - prior).square() - noise).clamp(min=0)
+    weight = bias2 / (bias2 + noise)
+    return Fusion(bias2, weight, weight * mean + (1 - weight) * prior, weight * noise)
+
+
+def expected_drop(bias2: Tensor, count: Tensor) -> Tensor:
+    """How much one more rollout lowers the baseline's expected squared error, were the estimated bias true.
+
+    The error with k rollouts is bias2 / (k bias2 + 1).
+    """
+    inverse = 1 / bias2
+    return 1 / ((count + inverse) * (count + 1 + inverse))
+
+
+def wants_more(bias2: Tensor, count: Tensor, config: V05Config = V05Config()) -> Tensor:
+    """Bool of the same shape: whether a task gets another rollout. The rule looks one step ahead: it does while the
+    expected drop exceeds the cost, and always up to `first`, never beyond `most`."""
+    worth = expected_drop(bias2, count) > config.cost
+    return (count < config.first) | ((count < config.most) & worth)
+
+
+def advantage(rewards: Tensor, groups: Tensor, prior: Tensor) -> tuple[Tensor, Fusion]:
+    """(N,) rewards in [-1, 1], group labels and priors, equal within a group -> (N,) reward less the fused baseline.
+
+    Also the Fusion of the groups, in order of their labels. Nothing divides by a deviation: whether the paper does is
+    not known. Raises WorkbenchError as `fuse`, on shapes that differ, or where a group has several priors.
+    """
+    if not rewards.shape == groups.shape == prior.shape or rewards.dim() != 1:
+        raise WorkbenchError(
+            f"V0.5: rewards {tuple(rewards.shape)}, groups {tuple(groups.shape)} and priors {tuple(prior.shape)} "
+            "must be (N,) all"
+        )
+    _within(rewards, "a reward")
+    labels, index = torch.unique(groups, return_inverse=True)
+    zeros = rewards.new_zeros(len(labels))
+    count = zeros.index_add(0, index, torch.ones_like(rewards))
+    of_group = zeros.index_copy(0, index, prior.to(rewards.dtype))
+    if not torch.equal(of_group[index], prior.to(rewards.dtype)):
+        raise WorkbenchError("V0.5: rollouts of one group must have one prior")
+    fused = fuse(of_group, zeros.index_add(0, index, rewards) / count, count)
+    return rewards - fused.baseline[index], fused
