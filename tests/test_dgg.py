@@ -10,7 +10,7 @@ from torch import nn
 
 from workbench.errors import WorkbenchError
 from workbench.reuse.controls import FixedReuse, FixedReuseConfig, RandomStop, RandomStopConfig
-from workbench.reuse.dgg import DGGConfig, Gate
+from workbench.reuse.dgg import STATISTICS, DGGConfig, Gate
 
 energies = st.lists(st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=4, max_size=4), min_size=1, max_size=12)
 
@@ -60,10 +60,17 @@ def test_a_spike_on_a_later_use_trips_and_the_next_increment_starts_from_it():
     assert gate.observe(500.5, 1).increment == 0.5
 
 
-def test_norm_in_place_of_energy():
-    gate = Gate(DGGConfig(statistic="norm"))
-    gate.observe(4.0, 1)
-    assert gate.observe(9.0, 2).increment == 1.0
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_every_statistic_is_watched_by_the_same_rule(statistic):
+    gate = Gate(DGGConfig(statistic=statistic, window=2, threshold=0.5))
+    assert gate.statistic == statistic
+    decisions = [gate.observe(value, reuse) for value, reuse in ((1.0, 1), (2.0, 2), (4.0, 3), (9.0, 4))]
+    assert [d.apply for d in decisions] == [True, True, True, False] and decisions[3].increment == 5.0
+    if statistic in ("kl", "chi2"):
+        gate.observe(-0.01, 1)  # sample estimates can fall below 0
+    else:
+        with pytest.raises(WorkbenchError, match=f"gradient {statistic} must be finite and at least 0"):
+            gate.observe(-0.01, 1)
 
 
 @pytest.mark.parametrize("cut", [1, 7, 20])

@@ -39,7 +39,7 @@ class FixedReuse:
 
     def __init__(self, config: FixedReuseConfig = FixedReuseConfig()):
         self.config = config
-        self.max_reuse = config.max_reuse
+        self.max_reuse, self.statistic = config.max_reuse, "energy"
         self.threshold: float | None = None
         self.previous: float | None = None
 
@@ -65,7 +65,7 @@ class RandomStop:
 
     def __init__(self, config: RandomStopConfig = RandomStopConfig(), seed: int = 0):
         self.config, self.seed = config, seed
-        self.max_reuse = config.max_reuse
+        self.max_reuse, self.statistic = config.max_reuse, "energy"
         self.threshold: float | None = None
         self.previous: float | None = None
         self.draws = 0

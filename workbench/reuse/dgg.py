@@ -14,6 +14,8 @@ from typing import Any
 
 from ..errors import WorkbenchError, unknown
 
+STATISTICS = ("energy", "norm", "grad_norm", "kl", "chi2")
+
 
 @dataclass(frozen=True)
 class DGGConfig:
@@ -21,13 +23,15 @@ class DGGConfig:
     window: int = 32  # increments that the running mean and deviation cover
     threshold: float = 0.5  # z above which the gate trips
     mode: str = "both"  # what a trip does: "discard" the update, "stop" the reuse, or "both" (paper)
-    statistic: str = "energy"  # of the head's gradient: "energy" ||g||_F^2, or "norm" ||g||_F
+    # What is watched: of the head's gradient its "energy" ||g||_F^2 or "norm" ||g||_F; as controls the norm of all the
+    # gradient "grad_norm", or how far the policy is from the one that sampled, "kl" or "chi2".
+    statistic: str = "energy"
 
     def __post_init__(self):
         if self.mode not in ("both", "discard", "stop"):
             raise unknown("gate mode", str(self.mode), ("both", "discard", "stop"))
-        if self.statistic not in ("energy", "norm"):
-            raise unknown("gate statistic", str(self.statistic), ("energy", "norm"))
+        if self.statistic not in STATISTICS:
+            raise unknown("gate statistic", str(self.statistic), STATISTICS)
         for name in ("max_reuse", "window"):
             if getattr(self, name) < 1:
                 raise WorkbenchError(f"gate: {name} must be at least 1, got {getattr(self, name)}")
@@ -46,10 +50,10 @@ class Decision:
     z: float | None = None
 
 
-def check(energy: float, reuse: int, max_reuse: int) -> None:
-    """Raise WorkbenchError on an energy that is not finite and >= 0, or a reuse outside 1..max_reuse."""
-    if not (isfinite(energy) and energy >= 0):
-        raise WorkbenchError(f"gate: gradient energy must be finite and at least 0, got {energy}")
+def check(value: float, reuse: int, max_reuse: int, statistic: str = "energy") -> None:
+    """Raise WorkbenchError on a statistic that is not finite, a norm or energy below 0, or a reuse outside range."""
+    if not isfinite(value) or (value < 0 and statistic not in ("kl", "chi2")):
+        raise WorkbenchError(f"gate: gradient {statistic} must be finite and at least 0, got {value}")
     if not 1 <= reuse <= max_reuse:
         raise WorkbenchError(f"gate: reuse must lie in 1..{max_reuse}, got {reuse}")
 
@@ -59,15 +63,14 @@ class Gate:
 
     def __init__(self, config: DGGConfig = DGGConfig()):
         self.config = config
-        self.max_reuse = config.max_reuse
+        self.max_reuse, self.statistic = config.max_reuse, config.statistic
         self.threshold: float | None = config.threshold
         self.previous: float | None = None
         self.window: deque[float] = deque(maxlen=config.window)
 
-    def observe(self, energy: float, reuse: int) -> Decision:
-        """energy: squared Frobenius norm of the head's gradient; reuse: 1 for a batch's first use, then 2, 3, ..."""
-        check(energy, reuse, self.max_reuse)
-        value = energy if self.config.statistic == "energy" else sqrt(energy)
+    def observe(self, value: float, reuse: int) -> Decision:
+        """value: the gate's statistic of this gradient; reuse: 1 for a batch's first use, then 2, 3, ..."""
+        check(value, reuse, self.max_reuse, self.statistic)
         increment = None if self.previous is None else value - self.previous
         self.previous = value
         z = None
