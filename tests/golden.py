@@ -14,7 +14,7 @@ import torch
 
 from workbench import loss
 from workbench.budget import coba, v05
-from workbench.credit import cast
+from workbench.credit import cast, gigpo, rloo, rlsd
 from workbench.credit.agent_opsd import AgentOPSDConfig, reshape_turns
 from workbench.credit.grpo import group_advantage
 from workbench.distill import sdar
@@ -98,6 +98,20 @@ def coba_rule(case: dict[str, Any]) -> dict[str, Any]:
     return {"budget": budget, "value": coba.total_value(case["p"], budget, **density)}
 
 
+def rlsd_rule(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> list[float]:
+    gap, advantage = tensor(case["teacher"], dtype) - tensor(case["student"], dtype), tensor([case["advantage"]], dtype)
+    return rlsd.mix(advantage, rlsd.token_weights(gap, advantage, case["clip"]), case["lam"]).tolist()
+
+
+def gigpo_step(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> list[float]:
+    groups, anchors = torch.tensor(case["anchors"]).T
+    return gigpo.step_advantages(tensor(case["returns"], dtype), anchors, groups).tolist()
+
+
+def rloo_rule(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> list[float]:
+    return rloo.leave_one_out(tensor(case["rewards"], dtype), torch.tensor(case["groups"])).tolist()
+
+
 RULES = {
     "agent_opsd": agent_opsd,
     "sdar": sdar_rule,
@@ -107,6 +121,9 @@ RULES = {
     "cast": cast_rule,
     "v05": v05_rule,
     "coba": coba_rule,
+    "rlsd": rlsd_rule,
+    "gigpo_step": gigpo_step,
+    "rloo": rloo_rule,
 }
 
 
