@@ -98,9 +98,7 @@ def _floored(scaled: Tensor, centred: Tensor) -> Tensor:
     return torch.where(centred.abs() < FLOOR * scaled.abs(), 0, scaled)
 
 
-def combine(
-    solver: Tensor, turn_mask: Tensor, outcome: Tensor, config: CASTConfig = CASTConfig()
-) -> dict[str, Tensor]:
+def combine(solver: Tensor, turn_mask: Tensor, outcome: Tensor, config: CASTConfig = CASTConfig()) -> dict[str, Tensor]:
     """Solver advantages (E,K) and outcome advantages (E,) or (E,K) -> tensors by name, (E,K) and 0 off the mask.
 
     solver_share: alpha times the normalised solver advantage; turn_advantage: outcome plus that. And rms, a scalar.
