@@ -32,7 +32,9 @@ def gate(gap: Tensor, config: SDARConfig = SDARConfig(), entropy: Tensor | None 
     """Teacher minus student log-prob (B,T), nats -> detached gate (B,T) in (0, 1).
 
     gap: sigmoid(beta gap). entropy: sigmoid(beta h). soft_or: sigmoid(beta [1 - (1 - h)(1 - gap)]), which is an OR only
-    when the caller scales both to [0, 1]; the sources leave that open. Raises WorkbenchError where entropy is missing.
+    when the caller scales both to [0, 1]; the sources leave that open, and where h > 1 it closes as the gap grows. The
+    entropy is the same for every token that may follow a context, so on policy its gate, like beta = 0, has an expected
+    gradient of exactly 0. Raises WorkbenchError where entropy is missing.
     """
     gap = gap.detach()
     if config.gate == "gap":
