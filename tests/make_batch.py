@@ -53,7 +53,8 @@ def make_batch(
 ) -> Batch:
     """A float64 batch whose teacher log-probs lie `gaps` above the student's."""
     batch = Batch.from_episodes(episodes, layout=layout, **options)
-    batch = batch.with_(old_logprobs=batch.old_logprobs.double(), reward=batch.reward.double())
+    doubled = {name: getattr(batch, name).double() for name in ("old_logprobs", "reward", "turn_rewards")}
+    batch = batch.with_(**doubled)
     if gaps is None:
         return batch
     teacher = batch.old_logprobs.clone()
@@ -71,6 +72,29 @@ def take_rows(batch: Batch, rows: Sequence[int]) -> Batch:
     """The batch with its rows in that order, repeats allowed; the episodes stay."""
     index = torch.tensor(rows)
     return batch.with_(**{n: getattr(batch, n)[index] for n in ROWS if getattr(batch, n) is not None})
+
+
+def take_episodes(batch: Batch, order: Sequence[int]) -> Batch:
+    """The batch with its episodes renumbered: episode i is what was episode order[i]; the rows stay where they are."""
+    index = torch.tensor(order)
+    names = ("group_index", "outcome", "reward", "turn_rewards", "anchors")
+    moved = {n: getattr(batch, n)[index] for n in names if getattr(batch, n) is not None}
+    return batch.with_(episode_index=torch.argsort(index)[batch.episode_index], **moved)
+
+
+def with_states(batch: Batch, states: int = 3, seed: int = 2) -> Batch:
+    """The batch with random state labels and small random rewards of turns, whatever its layout and order of rows."""
+    rng = np.random.default_rng(seed)
+    shape = tuple(batch.turn_mask.shape)
+    labels, earned = rng.integers(states, size=shape), rng.integers(-8, 9, size=shape) / 64
+    rewards = torch.where(batch.turn_mask, batch.turn_rewards + torch.from_numpy(earned), 0)
+    return batch.with_(anchors=torch.from_numpy(labels), turn_rewards=rewards)
+
+
+def as_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
+    """The batch with its rewards and log-probs in that precision."""
+    names = ("old_logprobs", "teacher_logprobs", "reward", "turn_rewards")
+    return batch.with_(**{n: getattr(batch, n).to(dtype) for n in names if getattr(batch, n) is not None})
 
 
 def pad(batch: Batch, columns: int) -> Batch:

@@ -131,7 +131,7 @@ def credit(batch: Batch, config: GiGPOConfig = GiGPOConfig()) -> Credit:
         if getattr(batch, name) is None:
             raise WorkbenchError(f"GiGPO: the batch has no {name}; {hint}")
     mask = batch.turn_mask
-    # In double, lest returns that differ by rounding alone are told apart and divided by eps.
+    # In double: what rounding alone sets apart in single precision is not small once divided by eps.
     returns = discounted_returns(batch.turn_rewards.double(), mask, config.gamma)
     groups = batch.group_index[:, None].expand(mask.shape)[mask]
     step = torch.zeros_like(returns)
