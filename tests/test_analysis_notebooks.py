@@ -13,7 +13,7 @@ from workbench.figures.display import MARK, MIME
 from workbench.runs.execute import RunFailed, run_notebook
 
 NAMES = ("beliefs", "gates", "lm_head", "compare")
-FIGURES = {"beliefs": 6, "gates": 5, "lm_head": 5, "compare": 3}
+FIGURES = {"beliefs": 7, "gates": 5, "lm_head": 5, "compare": 3}
 
 
 @pytest.mark.parametrize("name", NAMES)
