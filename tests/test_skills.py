@@ -53,7 +53,7 @@ def test_bank_reads_files_by_kind(tmp_path):
     assert bank.text("living room") == f"{HEADING}\nbe brief\n\nsofa\n\n"
     assert bank.text("elsewhere") == f"{HEADING}\nbe brief\n\n"
     (tmp_path / "living_room.md").write_text(" \n")
-    with pytest.raises(WorkbenchError, match="living room.md is empty"):
+    with pytest.raises(WorkbenchError, match="living_room.md is empty"):
         SkillBank.load(tmp_path)
 
 
@@ -66,3 +66,29 @@ def test_shipped_skills_cover_the_kinds_of_task(env):
                      "pick_heat_then_place_in_recep", "pick_cool_then_place_in_recep", "pick_two_obj_and_place"],
     }[env]  # fmt: skip
     assert all(len(bank.text(k)) > len(bank.text("")) for k in kinds)
+
+
+def test_skills_are_retrieved_by_kind_keyword_chance_or_all(tmp_path):
+    for name, text in {
+        "general": "be brief", "heat": "keywords: hot, warm\nuse the oven", "cool": "use the fridge", "two": "twice",
+    }.items():  # fmt: skip
+        (tmp_path / f"{name}.md").write_text(text + "\n")
+    banks = {how: SkillBank.load(tmp_path, how) for how in ("kind", "keyword", "random", "all")}
+    assert banks["kind"].retrieve("cool") == ("cool",) and banks["kind"].retrieve("pick") == ()
+    assert banks["all"].retrieve("cool") == ("cool", "heat", "two")
+    by_word = banks["keyword"]
+    assert by_word.retrieve("two", "Put a WARM apple on the table.") == ("heat",)
+    assert by_word.retrieve("two", "cool it, then make it hot") == ("cool", "heat")
+    assert by_word.retrieve("two", "a hotel, uncooled") == ()
+    assert "keywords" not in by_word.text("", "warm") and "use the oven" in by_word.text("", "warm")
+    drawn = [banks["random"].retrieve("heat", "warm", f"task-{i}")[0] for i in range(90)]
+    assert drawn == [banks["random"].retrieve("two", "", f"task-{i}")[0] for i in range(90)]
+    assert all(15 < drawn.count(kind) < 50 for kind in ("cool", "heat", "two"))
+    with pytest.raises(WorkbenchError, match="unknown skill retrieval 'keywords'; did you mean 'keyword'"):
+        SkillBank.load(tmp_path, "keywords")
+
+
+def test_alfworld_keywords_find_the_kind_of_a_task_sentence():
+    bank = SkillBank.load(shipped.data("skills", "alfworld"), "keyword")
+    found = bank.retrieve("", "Your task is to: put a hot apple in fridge.")
+    assert "pick heat then place in recep" in found and "pick clean then place in recep" not in found

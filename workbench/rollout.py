@@ -140,7 +140,7 @@ def play(
         state = envs.envs[slot].reset(job.task.id, job.seed)
         skill = None
         if teacher:
-            text = teacher.bank.text(state.info.get("kind", job.task.kind))
+            text = teacher.bank.text(state.info.get("kind", job.task.kind), state.observation, job.task.id)
             skill = np.asarray(policy.tokenizer.encode(text, add_special_tokens=False), np.int32)
         live[slot] = (index, _Game(job, state, chat, limits, skill, teacher.insert_at if teacher else 0))
 

@@ -6,6 +6,8 @@ from the left, which can remove the skill itself; here skill tokens are inserted
 nothing is cut, and their presence is checked.
 """
 
+import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,34 +16,79 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import WorkbenchError
+from .errors import WorkbenchError, unknown
 from .records import Batch, Episode
 
 HEADING = "[Privileged Skill Information]"
 
 
+RETRIEVALS = ("kind", "keyword", "random", "all")
+
+
 @dataclass(frozen=True)
 class SkillBank:
-    """Skill texts of one environment: a general one and one for each kind of task (`<kind>.md`)."""
+    """Skill texts of one environment: a general one and one for each kind of task.
+
+    retrieval: which of them a task is given beside the general one: that of its own "kind" as the environment names it;
+    by "keyword" in its first observation, all that match; a "random" one, drawn by the task's id, as the control that
+    SDAR's paper has; or "all".
+    """
 
     general: str
     by_kind: dict[str, str] = field(default_factory=dict)
+    keywords: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    retrieval: str = "kind"
+
+    def __post_init__(self):
+        if self.retrieval not in RETRIEVALS:
+            raise unknown("skill retrieval", str(self.retrieval), RETRIEVALS)
 
     @classmethod
-    def load(cls, folder: str | Path) -> "SkillBank":
-        """Read `general.md` and `<kind>.md` files; spaces in a kind are underscores in its file name."""
+    def load(cls, folder: str | Path, retrieval: str = "kind") -> "SkillBank":
+        """Read `general.md` and `<kind>.md` files; spaces in a kind are underscores in its file name.
+
+        A file may begin with a line `keywords: clean, wash`; without one, its keyword is the kind itself.
+        """
         folder = Path(folder)
         if not (folder / "general.md").is_file():
             raise WorkbenchError(f"skills folder {folder}: general.md expected")
-        texts = {p.stem.replace("_", " "): p.read_text(encoding="utf-8").strip() for p in sorted(folder.glob("*.md"))}
-        if empty := [name for name, text in texts.items() if not text]:
-            raise WorkbenchError(f"skills folder {folder}: {empty[0]}.md is empty")
-        return cls(texts.pop("general"), texts)
+        texts, keywords = {}, {}
+        for path in sorted(folder.glob("*.md")):
+            kind = path.stem.replace("_", " ")
+            first, _, rest = path.read_text(encoding="utf-8").strip().partition("\n")
+            listed = first.lower().startswith("keywords:")
+            texts[kind] = rest.strip() if listed else f"{first}\n{rest}".strip()
+            words = first.partition(":")[2].split(",") if listed else [kind]
+            keywords[kind] = tuple(w.strip().lower() for w in words if w.strip())
+            if not texts[kind]:
+                raise WorkbenchError(f"skills folder {folder}: {path.name} is empty")
+        keywords.pop("general")
+        return cls(texts.pop("general"), texts, keywords, retrieval)
 
-    def text(self, kind: str) -> str:
-        """The privileged text for a kind of task: heading, general skill, and the kind's own where there is one."""
-        own = self.by_kind.get(kind.replace("_", " "))
-        return "\n\n".join([HEADING + "\n" + self.general, *([own] if own else [])]) + "\n\n"
+    def retrieve(self, kind: str, observation: str = "", task: str = "") -> tuple[str, ...]:
+        """The kinds whose texts a task is given, by its kind, its first observation and its id."""
+        if self.retrieval == "all":
+            return tuple(self.by_kind)
+        if self.retrieval == "random":
+            return (random.Random(f"skill of {task}").choice(sorted(self.by_kind)),) if self.by_kind else ()
+        if self.retrieval == "keyword":
+            text = observation.lower()
+            return tuple(k for k, words in self.keywords.items() if any(_holds(text, word) for word in words))
+        own = kind.replace("_", " ")
+        return (own,) if own in self.by_kind else ()
+
+    def text(self, kind: str, observation: str = "", task: str = "") -> str:
+        """The privileged text of a task: heading, general skill, and the texts that are retrieved for it."""
+        own = [self.by_kind[k] for k in self.retrieve(kind, observation, task)]
+        return "\n\n".join([HEADING + "\n" + self.general, *own]) + "\n\n"
+
+    def text_of(self, episode: Episode) -> str:
+        """The privileged text of the task an episode played."""
+        return self.text(episode.kind, episode.turns[0].observation, episode.task)
+
+
+def _holds(text: str, word: str) -> bool:
+    return re.search(rf"\b{re.escape(word)}\b", text) is not None
 
 
 def privileged_inputs(batch: Batch, skills: Sequence[np.ndarray], insert_at: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,7 +129,7 @@ def privileged_prompt(prompt_ids: np.ndarray, skill: np.ndarray, insert_at: int)
 
 
 def skill_ids(bank: SkillBank, tokenizer, episodes: Sequence[Episode]) -> list[np.ndarray]:
-    """Token ids of the privileged text of each episode, by its kind."""
-    texts = {kind: bank.text(kind) for kind in {e.kind for e in episodes}}
-    ids = {k: np.asarray(tokenizer.encode(t, add_special_tokens=False), np.int32) for k, t in texts.items()}
-    return [ids[e.kind] for e in episodes]
+    """Token ids of the privileged text of each episode."""
+    texts = [bank.text_of(e) for e in episodes]
+    ids = {t: np.asarray(tokenizer.encode(t, add_special_tokens=False), np.int32) for t in set(texts)}
+    return [ids[text] for text in texts]
