@@ -42,7 +42,7 @@ def shared():
 def test_shared_cases_pass_in_float64(shared):
     failures, passed, _ = golden.check(shared)
     assert not failures
-    assert passed == sum(len(shared[rule]) for rule in golden.RULES) == 20
+    assert passed == sum(len(shared[rule]) for rule in golden.RULES) == 44
 
 
 @pytest.mark.parametrize("rule", ["agent_opsd", "sdar", "surrogate", "grpo"])

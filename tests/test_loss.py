@@ -72,29 +72,31 @@ def batches():
     return {layout: make_batch(episodes, gaps, layout) for layout in ("episode", "turn")}
 
 
-def rows_by_hand(batch, per_token, how, max_tokens):
-    values = [per_token[b][batch.response_mask[b]].tolist() for b in range(len(per_token))]
-    episodes = [sum(len(t) for t, e in zip(values, batch.episode_index.tolist(), strict=True) if e == i)
-                for i in range(len(batch.group_index))]  # fmt: skip
-    longest = max(episodes) if max_tokens is None else max_tokens
+def aggregated_by_hand(batch, per_token, how, max_tokens):
+    turns = {}
+    for (episode, turn, _), value in by_token(batch, per_token).items():
+        turns.setdefault((episode, turn), []).append(value)
+    episodes = [[v for (e, _), values in turns.items() if e == i for v in values] for i in range(len(batch.reward))]
+    longest = max(map(len, episodes)) if max_tokens is None else max_tokens
     return {
-        "token_mean": np.mean(np.concatenate(values)),
-        "row_mean": np.mean([np.mean(v) for v in values]),
-        "row_sum": np.mean([np.sum(v) for v in values]),
-        "token_sum_norm": sum(map(sum, values)) / (len(episodes) * longest),
+        "episode_mean": np.mean([np.mean(v) for v in episodes]),
+        "token_mean": np.mean(np.concatenate(episodes)),
+        "turn_mean": np.mean([np.mean(v) for v in turns.values()]),
+        "turn_sum": np.mean([np.sum(v) for v in turns.values()]),
+        "token_sum_norm": sum(map(sum, episodes)) / (len(episodes) * longest),
     }[how]
 
 
 @pytest.mark.parametrize("layout", ["episode", "turn"])
 @pytest.mark.parametrize(
     ("how", "max_tokens"),
-    [("token_mean", None), ("row_mean", None), ("row_sum", None), ("token_sum_norm", None), ("token_sum_norm", 50)],
+    [*((how, None) for how in loss.AGGREGATIONS), ("token_sum_norm", 50)],
 )
-def test_weights_are_the_aggregation_by_hand(batches, layout, how, max_tokens):
+def test_weights_are_the_aggregation_aggregated_by_hand(batches, layout, how, max_tokens):
     batch = batches[layout]
     per_token = batch.old_logprobs.square()
     got = (loss.token_weights(batch, how, max_tokens) * per_token).sum()
-    assert float(got) == pytest.approx(rows_by_hand(batch, per_token, how, max_tokens), rel=1e-12)
+    assert float(got) == pytest.approx(aggregated_by_hand(batch, per_token, how, max_tokens), rel=1e-12)
 
 
 def test_episode_mean_weighs_episodes_alike_in_both_layouts(batches):
@@ -105,7 +107,7 @@ def test_episode_mean_weighs_episodes_alike_in_both_layouts(batches):
         assert float(got) == pytest.approx(want, rel=1e-12)
 
 
-@pytest.mark.parametrize("how", ["episode_mean", "token_mean", "token_sum_norm"])
+@pytest.mark.parametrize("how", loss.AGGREGATIONS)
 def test_token_weights_agree_between_layouts(batches, how):
     one, other = (by_token(batch, loss.token_weights(batch, how)) for batch in batches.values())
     assert one == pytest.approx(other, rel=1e-12)

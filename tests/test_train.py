@@ -17,7 +17,7 @@ from workbench.reuse.dgg import Decision
 from workbench.reuse.lm_head import IsolatedHead
 from workbench.runs import RunFolder
 from workbench.train import TrainConfig, Trainer
-from workbench.update import Diverged, LossConfig, accumulate
+from workbench.update import Diverged, UpdateConfig, accumulate
 
 SMALL = {
     "steps": 2, "tasks_per_step": 2, "group_size": 4, "live_episodes": 5, "eval_games": 3, "eval_every": 2,
@@ -114,12 +114,12 @@ def test_layouts_and_micro_batches_give_one_gradient(opsd):
     got = {}
     for layout in ("episode", "turn"):
         batch = Batch.from_episodes(episodes, layout, trainer.policy.pad_id)
-        batch = batch.with_(teacher_logprobs=trainer._teacher_logprobs(batch, episodes))
+        batch = batch.with_(teacher_logprobs=trainer._teacher_logprobs(batch, trainer.teacher_rows(batch, episodes)))
         advantages = trainer.method.credit(batch).advantages
         for micro in (300, 100_000):
             trainer.policy.model.zero_grad()
             head.clear()
-            gradient = accumulate(trainer.policy, head, batch, advantages, None, LossConfig(micro_tokens=micro))
+            gradient = accumulate(trainer.policy, head, batch, advantages, trainer.method, UpdateConfig(micro_tokens=micro))
             head.merge()
             flat = torch.cat([p.grad.flatten() for p in trainer.policy.model.parameters()])
             got[layout, micro] = (flat, torch.tensor(gradient.loss))
@@ -212,8 +212,7 @@ def test_divergence_stops_the_run_and_keeps_the_checkpoint(tmp_path):
             IsolatedHead(trainer.policy.model),
             batch,
             batch.old_logprobs * float("inf"),
-            None,
-            LossConfig(),
+            trainer.method,
         )
 
 
@@ -223,7 +222,8 @@ def test_divergence_stops_the_run_and_keeps_the_checkpoint(tmp_path):
         ({"method": "agent_opds"}, "did you mean 'agent_opsd'"),
         ({"method_options": {"lamm": 1}}, "unknown option"),
         ({"steps": 0}, "steps must be at least 1"),
-        ({"aggregation": "mean"}, "aggregation must be one of"),
+        ({"method_options": {"aggregation": "token_maen"}}, "did you mean 'token_mean'"),
+        ({"skill_retrieval": "keywords"}, "did you mean 'keyword'"),
         ({"prompt": "chat"}, "plain or action"),
     ],
 )

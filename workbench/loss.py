@@ -13,7 +13,7 @@ from torch import Tensor
 from .errors import WorkbenchError, unknown
 from .records import Batch
 
-AGGREGATIONS = ("episode_mean", "token_mean", "row_mean", "row_sum", "token_sum_norm")
+AGGREGATIONS = ("episode_mean", "token_mean", "turn_mean", "turn_sum", "token_sum_norm")
 RATIOS = ("token", "turn", "row")
 
 # exp() of a larger log-ratio overflows float32 soon after, and an infinite branch turns a masked gradient into nan.
@@ -134,25 +134,21 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 def token_weights(batch: Batch, how: str = "episode_mean", max_tokens: int | None = None) -> Tensor:
     """(B,T) weights >= 0, 0 off the mask, with which `(weights * per_token).sum()` is the loss. Repeats count once.
 
-    episode_mean: mean over an episode's tokens, then over episodes. token_mean: mean over all tokens. row_mean,
-    row_sum: mean or sum over a row's tokens, then mean over rows (seq-mean-token-mean, seq-mean-token-sum).
-    token_sum_norm: sum over tokens / (episodes * max_tokens), Dr.GRPO (arXiv 2503.20783; the released code divides by
-    the padded width alone); max_tokens is the most an episode may sample and should stay the same over a run; without
-    it, the most that an episode of this batch did. All but the row ones are the same in both layouts.
+    episode_mean: mean over an episode's tokens, then over episodes. token_mean: mean over all tokens. turn_mean,
+    turn_sum: mean or sum over a turn's tokens, then mean over turns (seq-mean-token-mean and -sum where a row is a
+    turn). token_sum_norm: sum over tokens / (episodes * max_tokens), Dr.GRPO (arXiv 2503.20783; the released code
+    divides by the padded width alone); max_tokens is the most an episode may sample and should stay the same over a
+    run; without it, the most that an episode of this batch did. All are the same in both layouts.
     """
     if how not in AGGREGATIONS:
         raise unknown("aggregation", str(how), AGGREGATIONS)
     counted = batch.counted.to(batch.old_logprobs.dtype)
-    in_row = counted.sum(1)
-    rows = (in_row > 0).sum()
     if how == "token_mean":
-        return counted / in_row.sum()
-    if how == "row_mean":
-        return counted / (in_row.clamp(min=1) * rows)[:, None]
-    if how == "row_sum":
-        return counted / rows
-    episodes = len(batch.group_index)
-    in_episode = in_row.new_zeros(episodes).index_add(0, batch.episode_index, in_row)
+        return counted / counted.sum()
+    if how in ("turn_mean", "turn_sum"):
+        tokens = batch.to_tokens(batch.turn_tokens) if how == "turn_mean" else torch.ones_like(counted)
+        return counted / (tokens.clamp(min=1) * batch.turn_counts.sum())
+    episodes, in_episode = len(batch.group_index), batch.turn_tokens.sum(1)
     if how == "episode_mean":
         return counted / (in_episode[batch.episode_index] * episodes)[:, None]
     if max_tokens is not None and not max_tokens > 0:

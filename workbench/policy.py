@@ -4,7 +4,7 @@ Both run the model's own forward. Sampling keeps the key-value cache of an episo
 the output head to the tokens that are asked for, a bounded number at a time. Their log-probs agree within rounding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,9 +116,11 @@ class Policy:
         head: tuple[Tensor, Tensor | None] | None = None,
         chunk: int = 2**22,
         entropy_grad: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+        also: Callable[[Tensor, slice], Tensor] | None = None,
+    ) -> tuple[Tensor, ...]:
         """Log-prob and entropy (both (B,T), nats, 0 off the mask) of the tokens in `mask` (B,T) given all before them.
 
+        also: of logits (n,V) and which of the mask's tokens they predict, in row-major order, a third value (n,) each.
         At most `chunk` logits are held at once: memory does not grow with vocabulary times length. With gradients on,
         each chunk is recomputed in the backward pass instead of kept; entropy carries gradient only with entropy_grad.
         """
@@ -129,22 +131,22 @@ class Policy:
         rows = max(1, chunk // self.lm_head.weight.shape[0])
         weight, bias = head or (self.lm_head.weight, self.lm_head.bias)
 
-        def part(h: Tensor, y: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
-            logp = F.log_softmax(self.logits(h, (w, b)) / temperature, dim=-1)
+        def part(start: int, h: Tensor, y: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, ...]:
+            logits = self.logits(h, (w, b)) / temperature
+            logp = F.log_softmax(logits, dim=-1)
             with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
                 entropy = -(logp.exp() * logp).sum(-1)
-            return logp.gather(1, y[:, None])[:, 0], entropy
+            extra = () if also is None else (also(logits, slice(start, start + len(h))),)
+            return logp.gather(1, y[:, None])[:, 0], entropy, *extra
 
         parts = []
-        for h, y in zip(states.split(rows), targets.split(rows), strict=True):
+        for start in range(0, len(states), rows):
+            chunked = (start, states[start : start + rows], targets[start : start + rows], weight, bias)
             whole = not torch.is_grad_enabled() or len(states) <= rows
-            parts.append(
-                part(h, y, weight, bias) if whole else checkpoint(part, h, y, weight, bias, use_reentrant=False)
-            )
-        logprobs, entropy = (torch.cat([p[i] for p in parts]) for i in (0, 1))
+            parts.append(part(*chunked) if whole else checkpoint(part, *chunked, use_reentrant=False))
         empty = torch.zeros(mask.shape, device=input_ids.device)
         place = F.pad(picked, (1, 0))
-        return empty.masked_scatter(place, logprobs), empty.masked_scatter(place, entropy)
+        return tuple(empty.masked_scatter(place, torch.cat(values)) for values in zip(*parts, strict=True))
 
     @torch.no_grad()
     def score_rows(

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from . import loss as losses
+import torch
+from torch import nn
+
 from . import shipped, smollm2
 from .envs import ENVIRONMENTS
 from .errors import WorkbenchError, unknown
 from .methods import method
 from .policy import Policy
+from .skills import RETRIEVALS
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class TrainConfig:
     device: str = "auto"
     dtype: str = "auto"  # of the computation: auto, float32 or bfloat16; weights are float32
     skills: str = "auto"  # folder of skill texts; auto: the shipped ones of the environment
+    skill_retrieval: str = "kind"  # which skill texts a task is given: kind, keyword, random or all (skills.SkillBank)
     skill_position: str = "user"  # privileged text in the first "user" message, or in "front" of everything
     teacher: bool = True  # score the rollouts under the teacher even where the method does not need it, for the record
     seed: int = 0
@@ -42,12 +46,9 @@ class TrainConfig:
     old_logprobs: str = (
         "auto"  # sampled, scored, or auto: sampled in float32, else scored (rounding differs in bfloat16)
     )
-    aggregation: str = "episode_mean"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float = 3.0
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
+    lora_rank: int = 0  # train adapters of this rank in all linear layers but the head, which is frozen; 0: everything
     lr: float = 3e-4
     warmup_steps: int = 0
     weight_decay: float = 0.0
@@ -80,10 +81,10 @@ class TrainConfig:
             raise WorkbenchError(f"temperature must be above 0, got {self.temperature}")
         if self.kl_coef < 0 or not self.lr > 0:
             raise WorkbenchError(f"lr must be above 0 and kl_coef at least 0, got {self.lr} and {self.kl_coef}")
-        if self.aggregation not in losses.AGGREGATIONS:
-            raise WorkbenchError(
-                f"aggregation must be one of {', '.join(losses.AGGREGATIONS)}, got {self.aggregation!r}"
-            )
+        if self.skill_retrieval not in RETRIEVALS:
+            raise unknown("skill_retrieval", str(self.skill_retrieval), RETRIEVALS)
+        if self.lora_rank < 0:
+            raise WorkbenchError(f"lora_rank must be at least 0, got {self.lora_rank}")
         method(self.method, **self.method_options)
 
 
@@ -100,4 +101,21 @@ def load_policy(config: TrainConfig) -> Policy:
         name = smollm2.folder()
     else:
         name = config.model
-    return Policy.load(name, config.device, config.dtype, random_init=config.random_init)
+    policy = Policy.load(name, config.device, config.dtype, random_init=config.random_init)
+    if config.lora_rank:
+        add_adapters(policy.model, config.lora_rank, config.seed)
+    return policy
+
+
+def add_adapters(model: nn.Module, rank: int, seed: int = 0) -> None:
+    """Freeze the model and put a LoRA adapter (arXiv 2106.09685) in every linear layer but the head, in place.
+
+    Raises WorkbenchError where peft is not installed.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise WorkbenchError("lora_rank needs the package peft: pip install 'credit-workbench[lora]'") from None
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"), model)

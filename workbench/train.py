@@ -19,6 +19,7 @@ import torch
 
 from . import envs, shipped, tables
 from . import loss as losses
+from .budget.dynamic_sampling import mixed_groups
 from .credit import agent_opsd, grpo
 from .distill import sdar
 from .envs.base import Task
@@ -32,7 +33,7 @@ from .rollout import Job, Limits, Teacher, play
 from .runs.folder import RunFolder
 from .settings import TrainConfig, load_policy
 from .skills import SkillBank, privileged_inputs, skill_ids
-from .update import Diverged, LossConfig, accumulate
+from .update import Diverged, TeacherRows, UpdateConfig, accumulate
 
 _TASKS, _TRAIN, _PANEL = 1, 2, 3  # purposes of a random draw
 
@@ -52,8 +53,10 @@ class Trainer:
         self.chat = Chat(self.policy.tokenizer, PromptStyle(style, config.history, show_admissible=style == "action"))
         self.envs = envs.make(config.env, config.live_episodes, **config.env_options)
         self.limits = Limits(config.max_turns, config.max_response_tokens, config.max_context, config.max_invalid)
-        self.needs_teacher = self.method.needs_teacher or config.teacher
-        self.teacher = self._teacher() if self.needs_teacher else None
+        student_reads = self.method.skills != "never"
+        self.teacher = self._teacher() if self.method.needs_teacher or config.teacher or student_reads else None
+        # A student that reads the skill text itself has no teacher to differ from.
+        self.scores_teacher = self.teacher is not None and not student_reads
         self.train_tasks = self.envs.tasks(self.envs.envs[0].splits[0])
         if not self.train_tasks:
             raise WorkbenchError(f"environment {config.env!r} has no training tasks")
@@ -66,12 +69,15 @@ class Trainer:
         self.head = IsolatedHead(self.policy.model)
         self.monitor = WeightMonitor(self.policy.model, config.monitor_every)
         self.gate = make_gate(self.method, config.seed)
-        self.reference = self._reference() if config.kl_coef else None
-        self.loss = LossConfig(
-            config.clip_low, config.clip_high, config.dual_clip, config.kl_coef, config.entropy_coef,
-            config.aggregation, config.temperature, config.micro_tokens,
+        self.reference = self._first_policy() if config.kl_coef else None
+        divergence = self.method.aux.divergence if self.method.aux else None
+        frozen = divergence is not None and divergence.teacher == "frozen"
+        self.reader = (self.reference or self._first_policy()) if frozen else self.policy
+        self.update = UpdateConfig(
+            config.kl_coef, config.entropy_coef, config.temperature, config.max_turns * config.max_response_tokens,
+            config.micro_tokens,
         )  # fmt: skip
-        self.step, self.updates = 0, 0
+        self.step, self.updates, self.drawn = 0, 0, 0
 
     def run(self, on_step: Callable[["Trainer"], Any] | None = None) -> None:
         """Train to the last step. on_step is called after each, e.g. to redraw a curve."""
@@ -93,14 +99,29 @@ class Trainer:
                     on_step(self)
 
     def rollout(self, step: int) -> list[Episode]:
-        """The groups of a step: `tasks_per_step` tasks, `group_size` episodes each."""
-        c = self.config
-        jobs = [
-            Job(task, group, (c.seed, step, _TRAIN, group * c.group_size + member))
-            for group, task in enumerate(self._tasks_of(step))
-            for member in range(c.group_size)
-        ]
-        return play(self.policy, self.chat, self.envs, jobs, self.limits, c.temperature)
+        """The groups of a step: `tasks_per_step` tasks, `group_size` episodes each.
+
+        Where the method samples dynamically, batches are drawn until that many groups are mixed or none may be drawn.
+        """
+        c, most, kept = self.config, self.method.sampling.max_batches, []
+        for attempt in range(most):
+            jobs = [
+                Job(task, group, (c.seed, step, _TRAIN, group * c.group_size + member))
+                for group, task in enumerate(self._tasks_of(step * most + attempt), attempt * c.tasks_per_step)
+                for member in range(c.group_size)
+            ]
+            skilled = self.teacher if self.method.skills != "never" else None
+            episodes = play(self.policy, self.chat, self.envs, jobs, self.limits, c.temperature, skilled)
+            self.drawn = (attempt + 1) * len(jobs)
+            if most == 1:
+                return episodes
+            reward = torch.tensor([float(e.outcome if c.reward == "outcome" else e.total_reward) for e in episodes])
+            mixed = mixed_groups(reward, torch.tensor([e.group for e in episodes]))
+            kept += [e for e, keep in zip(episodes, mixed.tolist(), strict=True) if keep]
+            if len(kept) >= len(jobs):
+                break
+            self.message(f"step {step + 1}: {len(kept) // c.group_size} of {c.tasks_per_step} groups are mixed")
+        return kept[: len(jobs)] or episodes
 
     def batch(self, episodes: Sequence[Episode]) -> Batch:
         """Rows of tokens with old, teacher and reference log-probs."""
@@ -109,8 +130,10 @@ class Trainer:
         if c.old_logprobs == "scored" or (c.old_logprobs == "auto" and policy.compute_dtype is not None):
             scored, _ = policy.score_rows(batch.input_ids, batch.lengths, batch.response_mask, c.temperature)
             batch = batch.with_(old_logprobs=scored)
-        if self.teacher:
-            batch = batch.with_(teacher_logprobs=self._teacher_logprobs(batch, episodes))
+        if self.method.anchors:
+            batch = batch.with_(anchors=self.method.anchors(episodes).to(policy.device))
+        if self.scores_teacher:
+            batch = batch.with_(teacher_logprobs=self._teacher_logprobs(batch, self.teacher_rows(batch, episodes)))
         if self.reference:
             ref, _ = self.reference.score_rows(batch.input_ids, batch.lengths, batch.response_mask, c.temperature)
             batch = batch.with_(reference_logprobs=ref)
@@ -123,9 +146,11 @@ class Trainer:
         with self._timed("score"):
             batch = self.batch(episodes)
         with self._timed("credit"):
-            credit = self.method.credit(batch)
+            credit = self.method.credit(batch, step)
         with self._timed("update"):
-            first, rows, modules = self._reuse(step, batch, credit.advantages)
+            divergence = self.method.aux and self.method.aux.divergence
+            teacher = self.teacher_rows(batch, episodes) if divergence else None
+            first, rows, modules = self._reuse(step, batch, credit.advantages, teacher)
         with self._timed("record"):
             self._record(step, episodes, batch, credit, first, rows, modules)
         self.folder.write_table(
@@ -138,46 +163,40 @@ class Trainer:
             f"updates {sum(r['applied'] for r in rows)}  {sum(self.seconds.values()):.1f} s"
         )
 
-    def _reuse(self, step: int, batch: Batch, advantages: torch.Tensor):
+    def _reuse(self, step: int, batch: Batch, advantages: torch.Tensor, teacher: TeacherRows | None = None):
         """Up to max_reuse updates on one batch, as the gate decides; returns the first gradient and tables' rows."""
         c, rows, modules, first = self.config, [], [], None
         for reuse in range(1, self.gate.max_reuse + 1):
             self.optimizer.zero_grad(set_to_none=True)
             self.head.clear()
-            gradient = accumulate(self.policy, self.head, batch, advantages, self.method.aux, self.loss)
+            gradient = accumulate(self.policy, self.head, batch, advantages, self.method, self.update, teacher)
             first = first or gradient
             energy = self.head.energy() if self.head.weight.grad is not None else 0.0  # 0: no row had a signal
-            if not math.isfinite(energy):
-                raise Diverged(
-                    f"step {step}: the gradient is not finite; the last checkpoint is kept in {self.folder.path}"
-                )
-            decision = self.gate.observe(energy, reuse)
             self.head.merge()
             self.monitor.measure_gradients()
             grad_norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), c.grad_clip))
-            if not math.isfinite(grad_norm):
+            if not (math.isfinite(energy) and math.isfinite(grad_norm)):
                 raise Diverged(
                     f"step {step}: the gradient is not finite; the last checkpoint is kept in {self.folder.path}"
                 )
+            ratios = losses.ratio_metrics(
+                gradient.logprobs, batch.old_logprobs, batch.counted, advantages, self.method.loss, batch.turn_index
+            )
+            watched = {
+                "energy": energy, "norm": math.sqrt(energy), "grad_norm": grad_norm, "kl": ratios["approx_kl"],
+                "chi2": ratios["chi2"],
+            }  # fmt: skip
+            decision = self.gate.observe(watched[self.gate.statistic], reuse)
             if decision.apply:
                 self.optimizer.step()
                 modules += self.monitor.observe(step, self.updates, reuse, math.sqrt(energy))
-            ratios = losses.ratio_metrics(
-                gradient.logprobs,
-                batch.old_logprobs,
-                batch.counted,
-                advantages,
-                c.clip_low,
-                c.clip_high,
-                c.dual_clip or None,
-            )
             rows.append({
                 "step": step, "update": self.updates, "reuse": reuse, "applied": decision.apply, "stop": decision.stop,
-                "energy": energy, "head_norm": math.sqrt(energy), "increment": decision.increment, "z": decision.z,
-                "threshold": self.gate.threshold, "loss": gradient.loss, "pg_loss": gradient.pg_loss,
-                "kl_reference": gradient.kl, "aux_loss": gradient.aux_loss, "kl": ratios["approx_kl"],
-                "chi2": ratios["chi2"], "ratio_max": ratios["ratio_max"], "clip_fraction": ratios["clip_fraction"],
-                "grad_norm": grad_norm,
+                "energy": energy, "head_norm": math.sqrt(energy), "statistic": self.gate.statistic,
+                "increment": decision.increment, "z": decision.z, "threshold": self.gate.threshold,
+                "loss": gradient.loss, "pg_loss": gradient.pg_loss, "kl_reference": gradient.kl,
+                "aux_loss": gradient.aux_loss, "kl": ratios["approx_kl"], "chi2": ratios["chi2"],
+                "ratio_max": ratios["ratio_max"], "clip_fraction": ratios["clip_fraction"], "grad_norm": grad_norm,
             })  # fmt: skip
             self.updates += 1
             if decision.stop:
@@ -193,18 +212,20 @@ class Trainer:
             if batch.teacher_logprobs is None
             else torch.where(mask, batch.teacher_logprobs - batch.old_logprobs, 0)
         )
-        aux = self.method.aux
-        gates = None if gap is None else sdar.gate(gap, aux or sdar.SDARConfig(), first.entropy)
-        weights = losses.token_weights(batch, c.aggregation)
+        own, aux = self.method.loss, self.method.aux
+        gate = (aux and aux.gate) or sdar.SDARConfig()
+        gates = None if gap is None else sdar.gate(gap, gate, first.entropy)
+        weights = losses.token_weights(batch, own.aggregation, self.update.max_tokens)
         slope = losses.dloss_dlogp(
-            batch.old_logprobs, batch.old_logprobs, credit.advantages, weights, clip_low=c.clip_low,
-            clip_high=c.clip_high, dual_clip=c.dual_clip or None, reference=batch.reference_logprobs, kl_coef=c.kl_coef,
+            batch.old_logprobs, batch.old_logprobs, credit.advantages, weights, own,
+            reference=batch.reference_logprobs, kl_coef=c.kl_coef,
         )  # fmt: skip
-        if aux and aux.coef:
-            aux_slope = sdar.gradient_coefficient(batch.old_logprobs, batch.teacher_logprobs, aux, first.entropy)
-            slope = slope + losses.token_weights(batch, "token_mean") * aux_slope
+        if aux and aux.coef and aux.gradient:
+            own_slope = aux.gradient(batch.old_logprobs, batch.teacher_logprobs, batch.old_logprobs, first.entropy)
+            slope = slope + losses.token_weights(batch, "token_mean") * own_slope
         summary = {
             "step": step,
+            "n_drawn": self.drawn,
             **tables.rollout_summary(episodes, credit.advantages, mask, batch),
             "updates": sum(r["applied"] for r in rows),
             "discarded": sum(not r["applied"] for r in rows),
@@ -249,7 +270,8 @@ class Trainer:
             panels += [(splits[-1], "student")] if len(splits) > 2 else []
         frames = []
         for panel, role in panels:
-            episodes = self.evaluate(panel, self.teacher if role == "teacher" else None)
+            skilled = role == "teacher" or self.method.skills == "always"
+            episodes = self.evaluate(panel, self.teacher if skilled else None)
             frames.append(tables.evals_frame(self.step, panel, role, episodes))
             rate = np.mean([e.outcome for e in episodes])
             self.message(f"step {self.step}: {panel} success {rate:.2f} of {len(episodes)} games, as {role}")
@@ -263,11 +285,11 @@ class Trainer:
         jobs = [Job(tasks[i], n, (c.eval_seed, _PANEL, n)) for n, i in enumerate(chosen)]
         return play(self.policy, self.chat, self.envs, jobs, self.limits, c.eval_temperature, teacher)
 
-    def _tasks_of(self, step: int) -> list[Task]:
-        """Tasks in an order that passes over all of them before it repeats."""
+    def _tasks_of(self, number: int) -> list[Task]:
+        """Tasks of a numbered batch, in an order that passes over all of them before it repeats."""
         n, per = len(self.train_tasks), self.config.tasks_per_step
         out = []
-        for position in range(step * per, (step + 1) * per):
+        for position in range(number * per, (number + 1) * per):
             order = np.random.default_rng([self.config.seed, _TASKS, position // n]).permutation(n)
             out.append(self.train_tasks[order[position % n]])
         return out
@@ -280,20 +302,26 @@ class Trainer:
                 raise WorkbenchError(
                     f"no skill texts are shipped for environment {self.config.env!r}: set skills to a folder"
                 )
-        return Teacher(SkillBank.load(folder), self.chat.insertion_point(self.config.skill_position))
+        bank = SkillBank.load(folder, self.config.skill_retrieval)
+        return Teacher(bank, self.chat.insertion_point(self.config.skill_position))
 
-    def _teacher_logprobs(self, batch: Batch, episodes: Sequence[Episode]) -> torch.Tensor:
+    def teacher_rows(self, batch: Batch, episodes: Sequence[Episode]) -> TeacherRows:
+        """The batch's rows with each episode's skill text in them, for the weights that read them as teacher."""
         skills = skill_ids(self.teacher.bank, self.policy.tokenizer, episodes)
-        ids, lengths, shift = privileged_inputs(batch, skills, self.teacher.insert_at)
+        return TeacherRows(self.reader, *privileged_inputs(batch, skills, self.teacher.insert_at))
+
+    def _teacher_logprobs(self, batch: Batch, rows: TeacherRows) -> torch.Tensor:
         b, t = torch.nonzero(batch.response_mask, as_tuple=True)
-        mask = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
-        mask[b, t + shift[b]] = True
-        scored, _ = self.policy.score_rows(ids, lengths, mask, self.config.temperature)
+        there = t + rows.shift[b]
+        mask = torch.zeros(rows.input_ids.shape, dtype=torch.bool, device=there.device)
+        mask[b, there] = True
+        scored, _ = rows.policy.score_rows(rows.input_ids, rows.lengths, mask, self.config.temperature)
         out = torch.zeros_like(batch.old_logprobs)
-        out[b, t] = scored[b, t + shift[b]]
+        out[b, t] = scored[b, there]
         return out
 
-    def _reference(self) -> Policy:
+    def _first_policy(self) -> Policy:
+        """A frozen copy of the policy: made before a checkpoint is read, it is the one that training began with."""
         model = copy.deepcopy(self.policy.model).requires_grad_(False)
         return Policy(model, self.policy.tokenizer, self.policy.compute_dtype)
 

@@ -1,13 +1,14 @@
 """One gradient of the training loss, computed in micro-batches that change nothing but memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from . import loss as losses
-from .distill import sdar
+from .composition import Method
+from .distill import opsd
 from .errors import WorkbenchError
 from .policy import Policy, microbatches
 from .records import Batch
@@ -19,20 +20,35 @@ class Diverged(WorkbenchError):
 
 
 @dataclass(frozen=True)
-class LossConfig:
-    """clip_low, clip_high: of the importance ratio; dual_clip: bound on the loss of negative advantages, 0 none;
-    kl_coef: weight of k3 to the reference; entropy_coef: of the entropy bonus; aggregation: see loss.token_weights;
-    temperature: at which log-probs are taken, that of sampling; micro_tokens: padded tokens in one micro-batch."""
+class UpdateConfig:
+    """kl_coef: weight of k3 to the reference; entropy_coef: of the entropy bonus; temperature: at which log-probs are
+    taken, that of sampling; max_tokens: the most an episode may sample, for token_sum_norm, None the batch's most;
+    micro_tokens: padded tokens in one micro-batch; max_loss: a micro-batch's loss beyond it is divergence."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float = 3.0
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
-    aggregation: str = "episode_mean"
     temperature: float = 1.0
+    max_tokens: int | None = None
     micro_tokens: int = 16384
     max_loss: float = 1e4
+
+
+@dataclass(frozen=True)
+class TeacherRows:
+    """What the teacher reads of each row of the batch: input_ids (B,T') with the skill text in, lengths (B,), and how
+    far (B,) that text shifts the row's tokens; policy: whose weights read it."""
+
+    policy: Policy
+    input_ids: Tensor
+    lengths: Tensor
+    shift: Tensor
+
+    @torch.no_grad()
+    def states(self, rows: Tensor, mask: Tensor) -> Tensor:
+        """(N,D) hidden states that predict the tokens of mask (R,W), row-major, in the given rows of the batch."""
+        hidden = self.policy.hidden(self.input_ids[rows, : int(self.lengths[rows].max())])
+        b, t = torch.nonzero(mask, as_tuple=True)
+        return hidden[b, t + self.shift[rows][b] - 1]
 
 
 @dataclass(frozen=True)
@@ -52,48 +68,56 @@ def accumulate(
     head: IsolatedHead,
     batch: Batch,
     advantages: Tensor,
-    aux: sdar.SDARConfig | None,
-    config: LossConfig,
+    method: Method,
+    config: UpdateConfig = UpdateConfig(),
+    teacher: TeacherRows | None = None,
 ) -> Gradient:
     """Add the gradient of the whole batch's loss to the parameters (the head's stays in `head` until merged).
 
-    loss = sum over tokens of weight * (clipped surrogate + kl_coef * k3 - entropy_coef * entropy) + the auxiliary loss,
-    a mean over tokens as in its paper. Weights come from the whole batch, so the micro-batch size changes nothing but
-    rounding. Rows whose every advantage is 0 have a gradient of exactly 0 where nothing else is in the loss, so they
-    are only scored; a batch of such rows leaves no gradient at all. Raises Diverged where the loss is not finite or
-    above max_loss.
+    loss = sum over tokens of weight * (pg_coef * clipped surrogate + kl_coef * k3 - entropy_coef * entropy) + the
+    method's auxiliary loss, a mean over tokens as in its paper. Weights come from the whole batch, so the micro-batch
+    size changes nothing but rounding. Rows whose every advantage is 0 have a gradient of exactly 0 where nothing else
+    is in the loss, so they are only scored; a batch of such rows leaves no gradient at all. teacher: needed for a
+    divergence over the whole vocabulary. Raises Diverged where the loss is not finite or above max_loss.
     """
-    weights = losses.token_weights(batch, config.aggregation)
+    own, aux = method.loss, method.aux
+    weights = losses.token_weights(batch, own.aggregation, config.max_tokens)
     aux_weights = losses.token_weights(batch, "token_mean") if aux and aux.coef else None
-    clip = {"clip_low": config.clip_low, "clip_high": config.clip_high, "dual_clip": config.dual_clip or None}
+    divergence = aux.divergence if aux_weights is not None else None
+    if divergence is not None and teacher is None:
+        raise WorkbenchError(f"method {method.name}: its divergence needs the rows that the teacher reads")
     logprobs, entropy = torch.zeros_like(batch.old_logprobs), torch.zeros_like(batch.old_logprobs)
     totals = torch.zeros(4, dtype=torch.float64)
     other_terms = aux_weights is not None or batch.reference_logprobs is not None or config.entropy_coef != 0
-    signal = (advantages != 0).any(1) | other_terms
+    signal = (advantages != 0).any(1) & (own.pg_coef != 0) | other_terms
     for rows in _groups(batch.lengths, signal, config.micro_tokens):
         width = int(batch.lengths[rows].max())
 
         def cut(x: Tensor, rows=rows, width=width) -> Tensor:
             return x[rows, :width]
 
+        mask = cut(batch.response_mask)
         with torch.set_grad_enabled(bool(signal[rows[0]])):
-            logp, ent = policy.score(
+            logp, ent, *diverging = policy.score(
                 cut(batch.input_ids),
-                cut(batch.response_mask),
+                mask,
                 config.temperature,
                 (head.weight, head.bias),
                 entropy_grad=config.entropy_coef != 0,
+                also=divergence and _divergence(divergence, teacher, rows, mask, config.temperature),
             )
         old, w = cut(batch.old_logprobs), cut(weights)
-        pg = (w * losses.surrogate(logp, old, cut(advantages), **clip)).sum()
-        total, kl, extra = pg, None, None
+        ratio_logp = losses.sequence_form(logp, old, cut(batch.turn_index), own.ratio)
+        pg = (w * losses.surrogate(ratio_logp, old, cut(advantages), **own.clip)).sum()
+        total, kl, extra = own.pg_coef * pg, None, None
         if batch.reference_logprobs is not None:
             kl = (w * losses.kl_k3(logp, cut(batch.reference_logprobs))).sum()
             total = total + config.kl_coef * kl
         if config.entropy_coef:
             total = total - config.entropy_coef * (w * ent).sum()
         if aux_weights is not None:
-            extra = (cut(aux_weights) * sdar.token_loss(logp, cut(batch.teacher_logprobs), aux, ent)).sum()
+            per_token = diverging[0] if diverging else aux.loss(logp, cut(batch.teacher_logprobs), old, ent)
+            extra = (cut(aux_weights) * per_token).sum()
             total = total + extra
         if not torch.isfinite(total) or total.abs() > config.max_loss:
             raise Diverged(f"the loss of a micro-batch is {total.item():.4g}: training has diverged")
@@ -110,6 +134,20 @@ def accumulate(
         kl if batch.reference_logprobs is not None else None,
         extra if aux_weights is not None else None,
     )
+
+
+def _divergence(
+    config: opsd.OPSDConfig, teacher: TeacherRows, rows: Tensor, mask: Tensor, temperature: float
+) -> Callable[[Tensor, slice], Tensor]:
+    """Loss of each token from the student's logits and, a chunk at a time, the teacher's."""
+    states = teacher.states(rows, mask)
+
+    def per_token(logits: Tensor, part: slice) -> Tensor:
+        with torch.no_grad():
+            wanted = teacher.policy.logits(states[part]) / temperature
+        return opsd.token_loss(logits, wanted, config)
+
+    return per_token
 
 
 def _groups(lengths: Tensor, signal: Tensor, max_tokens: int) -> Iterator[Tensor]:
