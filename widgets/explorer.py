@@ -18,11 +18,9 @@ from workbench.figures.style import pick
 from workbench.links import Link
 from workbench.runs import RunFolder
 
-from . import filters
+from . import filters, page
 from .data import RunData
 from .signals import SIGNALS
-
-_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,8 @@ class Explorer(anywidget.AnyWidget):
     Raises WorkbenchError where the folder is no run with episodes and turns, or the link names nothing in it.
     """
 
-    _esm = _HERE / "explorer.js"
-    _css = _HERE / "explorer.css"
+    _esm = page.module("explorer")
+    _css = page.stylesheet("explorer")
 
     link = traitlets.Unicode("").tag(sync=True)
     color = traitlets.Unicode("advantage").tag(sync=True)
