@@ -18,6 +18,7 @@ from workbench.figures.pieces import join
 from workbench.figures.style import pick
 from workbench.runs import RunFolder
 
+from .filters import filtered
 from .signals import DERIVED, SIGNALS, numbers
 
 KEY = ["step", "episode"]
@@ -26,8 +27,8 @@ WINDOW = 4096  # most tokens of one answer
 TURN_NUMBERS = (
     "valid truncated reward evidence belief_before belief revision z weight turn_advantage pivotal".split()
 )  # fmt: skip
+LISTED = "step episode group task outcome return n_turns n_tokens recorded path revised pivotal hits first_hit".split()
 TEXTS = ("observation", "action", "response")
-OPERATORS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "=": "eq", "!=": "ne"}
 
 
 class RunData:
@@ -35,14 +36,16 @@ class RunData:
 
     def __init__(self, run: RunFolder):
         self.run = run
+        self._found: dict[str, pl.DataFrame] = {}
+        self._limits: dict[str, float | None] = {}
         for table in ("episodes", "turns"):
             run.scan(table)  # says which tables there are where one is missing
 
     def refresh(self) -> None:
-        for name in ("summaries", "columns"):
+        for name in ("summaries", "columns", "has_beliefs"):
             self.__dict__.pop(name, None)
-        self._search.cache_clear()
-        self.scale.cache_clear()
+        self._found.clear()
+        self._limits.clear()
 
     # Summaries
 
@@ -58,28 +61,29 @@ class RunData:
     @functools.cached_property
     def summaries(self) -> pl.DataFrame:
         """One row an episode, in order of step, group and episode: the episodes table, and from the turns' numbers
-        `path` (belief before the first turn, then after each), `revised` (largest |revision|), `pivotal` and `invalid`
-        (turns)."""
+        `recorded` (turns there are, 0 for an episode whose turns were not kept), `path` (belief before the first turn,
+        then after each), `revised` (largest |revision|), `pivotal` and `invalid` (turns)."""
         turns = self.turn_numbers().sort(*KEY, "turn").collect()
         has = set(turns.columns)
+        floats = [c for c in ("belief", "belief_before", "revision") if c in has]
+        turns = turns.with_columns(pl.col(floats).cast(pl.Float64).fill_nan(None))
         parts = []
         if {"belief", "belief_before", "revision"} <= has:
-            first = pl.col("belief_before").first().fill_nan(None)
+            first = pl.col("belief_before").first()
             parts += [
-                pl.concat_list(first, pl.col("belief").fill_nan(None).implode()).alias("path"),
-                pl.col("revision").fill_nan(None).abs().max().alias("revised"),
+                pl.concat_list(first, pl.col("belief").implode()).alias("path"),
+                pl.col("revision").abs().max().alias("revised"),
             ]
         parts += [pl.col("pivotal").sum().alias("pivotal")] if "pivotal" in has else []
         parts += [(~pl.col("valid")).sum().alias("invalid")] if "valid" in has else []
-        found = turns.group_by(KEY, maintain_order=True).agg(pl.len().alias("turns_recorded"), *parts)
+        found = turns.group_by(KEY, maintain_order=True).agg(pl.len().cast(pl.Int64).alias("recorded"), *parts)
         frame = self.run.read("episodes")
         missing = {*KEY, "group", "outcome", "return"} - set(frame.columns)
         if missing:
             raise WorkbenchError(f"{self.run.path}, table episodes: no column {', '.join(sorted(missing))}")
         frame = frame.join(found, on=KEY, how="left").sort("step", "group", "episode")
-        if "n_turns" not in frame.columns:
-            frame = frame.rename({"turns_recorded": "n_turns"})
-        return frame.drop("turns_recorded", strict=False)
+        frame = frame.with_columns(pl.col("recorded").fill_null(0))
+        return frame if "n_turns" in frame.columns else frame.with_columns(n_turns=pl.col("recorded"))
 
     @functools.cached_property
     def has_beliefs(self) -> bool:
@@ -127,8 +131,7 @@ class RunData:
         Raises WorkbenchError on an unknown column or operator.
         """
         found = self.select(where, text, sort, descending)
-        names = "step episode group task outcome return n_turns n_tokens path revised pivotal hits first_hit".split()
-        columns = [pl.col(n) for n in names if n in found.columns]
+        columns = [pl.col(n) for n in LISTED if n in found.columns]
         columns += [pl.col(sort).alias("value")] if sort else []
         place = None
         if at is not None:
@@ -153,13 +156,17 @@ class RunData:
             )
         return found
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - a RunData lives as long as its widget
     def _search(self, term: str) -> pl.DataFrame:
-        """Episodes with the term in a text of a turn: hits (turns) and first_hit (turn)."""
-        names = [n for n in TEXTS if n in self.columns]
-        contains = pl.any_horizontal(pl.col(n).str.to_lowercase().str.contains(term, literal=True) for n in names)
-        turns = self.run.scan("turns").filter(contains).select(*KEY, "turn")
-        return turns.group_by(KEY).agg(pl.len().alias("hits"), pl.col("turn").min().alias("first_hit")).collect()
+        """Episodes with the term in a text of a turn: hits (turns) and first_hit (turn). The last few are kept."""
+        if term not in self._found:
+            names = [n for n in TEXTS if n in self.columns]
+            contains = pl.any_horizontal(pl.col(n).str.to_lowercase().str.contains(term, literal=True) for n in names)
+            turns = self.run.scan("turns").filter(contains).select(*KEY, "turn")
+            found = turns.group_by(KEY).agg(pl.len().alias("hits"), pl.col("turn").min().alias("first_hit"))
+            while len(self._found) >= 8:
+                del self._found[next(iter(self._found))]
+            self._found[term] = found.collect()
+        return self._found[term]
 
     def groups(self, where: Sequence[Mapping[str, Any]] = (), text: str = "", start: int = 0, count: int = 60) -> dict:
         """A window of the groups of the episodes that pass, those with both outcomes and large revisions first within
@@ -180,9 +187,9 @@ class RunData:
         return {"total": frame.height, "rows": plain(frame.slice(max(start, 0), max(count, 0)))}
 
     def _picks(self, found: pl.DataFrame) -> dict[str, list[int]]:
-        """(step, episode) of the best, median, worst and most revised; the latest step wins among equals."""
-        if found.is_empty():
-            return {}
+        """(step, episode) of the best, median, worst and most revised of those whose turns were recorded; the latest
+        step wins among equals."""
+        found = found.filter(pl.col("recorded") > 0)
         by = found.select(*KEY, pl.col("return").fill_nan(None), "n_turns").drop_nulls("return")
         by = by.sort(["return", "n_turns", "step", "episode"], descending=[True, False, True, False])
         picks = {}
@@ -190,7 +197,7 @@ class RunData:
             low = by.filter(pl.col("return") == by["return"].min())
             low = low.sort(["n_turns", "step", "episode"], descending=[True, True, False])
             picks = {"best": by.row(0)[:2], "median": by.row(by.height // 2)[:2], "worst": low.row(0)[:2]}
-        if self.has_beliefs:
+        if self.has_beliefs and by.height:
             most = found.drop_nulls("revised").sort(["revised", *KEY], descending=[True, True, False])
             picks |= {"most revised": most.row(0)[:2]} if most.height else {}
         return {name: list(row[:2]) for name, row in picks.items()}
@@ -201,6 +208,8 @@ class RunData:
         """An episode without its tokens: its row of the summaries, and of each turn its numbers, its action's text and
         how many tokens it has. Raises WorkbenchError where there is none, naming the nearest."""
         head = pick(self.summaries, "episodes", step=step, episode=episode)
+        if not head["recorded"][0]:
+            return {"episode": plain(head)[0], "turns": []}
         cut = [pl.col("action").str.head(PREVIEW)] if "action" in self.columns else []
         numbers = [pl.col(n) for n in ("turn", *TURN_NUMBERS) if n in self.columns]
         length = [pl.col("token_ids").list.len().alias("n_tokens")] if "token_ids" in self.columns else []
@@ -270,6 +279,8 @@ class RunData:
         up to and at that turn are equal, and credit and other_credit, the turn advantages of the two there.
         """
         head = pick(self.summaries, "episodes", step=step, episode=episode)
+        if not head["recorded"][0]:
+            raise WorkbenchError(f"{self.run.path}: no turns were recorded of step {step}, episode {episode}")
         group = head["group"][0]
         members = self.summaries.filter(pl.col("step") == step, pl.col("group") == group)
         credit = [pl.col("turn_advantage")] if "turn_advantage" in self.columns else []
@@ -288,34 +299,36 @@ class RunData:
         )
         return {"step": step, "group": group, "members": out}
 
-    @functools.lru_cache(maxsize=32)  # noqa: B019 - as above
     def scale(self, signal: str) -> dict[str, Any]:
         """The colour limit of a signal over the run: the 98th centile of its distance from the centre, from at most 8
         steps spread over the run; limit None where nothing was recorded. Opens the signal's columns alone."""
         known = {s.name: s for s in SIGNALS}
         if signal not in known:
             raise unknown("signal", signal, known)
-        sources = DERIVED.get(signal, (signal,))
-        files = self.run.table_files("turns")
-        picked = [files[i] for i in sorted({round(i * (len(files) - 1) / 7) for i in range(8)})]
+        if signal not in self._limits:
+            far = (self._sample(signal) - (known[signal].centre or 0.0)).abs()
+            limit = far.filter(far.is_finite()).quantile(0.98)
+            self._limits[signal] = limit if limit is None else 0.5 if signal == "gate" else max(limit, 1e-9)
+        return {"signal": signal, "limit": self._limits[signal]}
+
+    def _sample(self, signal: str, steps: int = 8) -> pl.Series:
+        """A signal's values in at most so many steps spread over the run."""
+        sources, files = DERIVED.get(signal, (signal,)), self.run.table_files("turns")
         parts = []
-        for file in picked:
-            lazy = pl.scan_parquet(file, hive_partitioning=False, glob=False)
+        for i in sorted({round(i * (len(files) - 1) / (steps - 1)) for i in range(steps)}):
+            lazy = pl.scan_parquet(files[i], hive_partitioning=False, glob=False)
             if set(sources) <= set(lazy.collect_schema().names()):
-                lists = lazy.select(sources).drop_nulls().explode(sources, empty_as_null=False).cast(pl.Float64)
-                flat = lists.collect()
+                lists = lazy.select(sources).drop_nulls().explode(sources, empty_as_null=False)
+                flat = lists.cast(pl.Float64).collect()
                 parts.append(flat[sources[0]] - flat[sources[1]] if len(sources) > 1 else flat[sources[0]])
-        values = pl.concat(parts).drop_nulls().drop_nans() if parts else pl.Series([], dtype=pl.Float64)
-        far = (values - (known[signal].centre or 0.0)).abs()
-        limit = far.filter(far.is_finite()).quantile(0.98)
-        if limit is None:
-            return {"signal": signal, "limit": None}
-        return {"signal": signal, "limit": 0.5 if signal == "gate" else max(limit, 1e-9)}
+        return pl.concat(parts) if parts else pl.Series([], dtype=pl.Float64)
 
     # Frames
 
     def turns_frame(self, step: int, episode: int) -> pl.DataFrame:
-        """All columns of an episode's turns."""
+        """All columns of an episode's turns; no rows where they were not recorded."""
+        if not pick(self.summaries, "episodes", step=step, episode=episode)["recorded"][0]:
+            return self.run.scan("turns").head(0).collect()
         return self._turns(step).filter(pl.col("episode") == episode).sort("turn").collect()
 
     def tokens_frame(self, step: int, episode: int, turn: int | None = None, span: Sequence[int] | None = None):
@@ -331,10 +344,11 @@ class RunData:
             n = len(row["token_ids"])
             texts = [c.text for c in join(row.get("pieces") or [], row.get("response")) for _ in range(c.start, c.stop)]
             place = {"step": [step] * n, "episode": [episode] * n, "turn": [row["turn"]] * n, "position": range(n)}
-            said = {"token_id": row["token_ids"], "piece": row.get("pieces"), "text": texts or [None] * n}
+            said = {"token_id": row["token_ids"], "piece": row.get("pieces") or [None] * n, "text": texts or [None] * n}
             values = {name: pl.Series(numbers(row, name, 0, n)).fill_nan(None) for name in names}
             parts.append(pl.DataFrame(place | said | values).slice(start, None if stop is None else stop - start))
-        return pl.concat(parts, how="vertical_relaxed") if parts else pl.DataFrame()
+        columns = ["step", "episode", "turn", "position", "token_id", "piece", "text", *names]
+        return pl.concat(parts, how="vertical_relaxed") if parts else pl.DataFrame(schema=columns)
 
     def _turns(self, step: int) -> pl.LazyFrame:
         """The turns of one step, from its file alone."""
@@ -342,24 +356,6 @@ class RunData:
         if step not in files:
             raise unknown("step of the turns table", str(step), map(str, files))
         return pl.scan_parquet(files[step], hive_partitioning=False, glob=False)
-
-
-def filtered(frame: pl.DataFrame, where: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-    """Rows for which every clause {column, op, value} holds. Raises WorkbenchError on one that cannot be asked."""
-    for clause in where:
-        column, op, value = clause.get("column"), clause.get("op"), clause.get("value")
-        known = [n for n, t in frame.schema.items() if t.is_numeric() or t == pl.String]
-        if column not in known:
-            raise unknown("column to filter by", str(column), known)
-        if op not in OPERATORS:
-            raise unknown("comparison", str(op), OPERATORS)
-        text = frame.schema[column] == pl.String
-        if isinstance(value, bool) or not isinstance(value, str if text else (int, float)):
-            raise WorkbenchError(f"filter: {column} is compared with a {'text' if text else 'number'}, got {value!r}")
-        if text and op not in ("=", "!="):
-            raise WorkbenchError(f"filter: {column} is text, which is compared by = or !=, not by {op}")
-        frame = frame.filter(getattr(pl.col(column), OPERATORS[op])(pl.lit(value)))
-    return frame
 
 
 def plain(frame: pl.DataFrame) -> list[dict[str, Any]]:

@@ -210,7 +210,8 @@ class View {
     this.main.className = "cw-main";
     const transcript = new Transcript(this, this.shown, this.main);
     this.transcripts = [transcript];
-    this.main.replaceChildren(...transcript.blocks.map((b) => b.el));
+    const none = h("div", { class: "cw-none" }, "the turns of this episode were not recorded");
+    this.main.replaceChildren(...(transcript.blocks.length ? transcript.blocks.map((b) => b.el) : [none]));
     this.main.scrollTop = 0;
   }
 

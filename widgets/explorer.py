@@ -62,6 +62,8 @@ class Explorer(anywidget.AnyWidget):
         self.run = run if isinstance(run, RunFolder) else RunFolder.open(run)
         self.data = RunData(self.run)
         self.notes = notes.NoteBook(self.run.path)
+        if (self.data.summaries["recorded"] == 0).any():
+            options = {"filter": "recorded > 0"} | options
         super().__init__(**options)
         self.link = str(link) or self._start()
         self.on_msg(self._hear)
@@ -129,16 +131,18 @@ class Explorer(anywidget.AnyWidget):
         found = pick(self.data.summaries, "episodes", step=at.step)
         if at.episode is None:
             return Link(at.run, at.step, found["episode"][0])
-        turns = pick(found, "episodes", episode=at.episode)["n_turns"][0]
-        if at.turn is not None and turns is not None and at.turn >= turns:
-            raise WorkbenchError(f"episode {at.episode} of step {at.step} has {turns} turns, so no turn {at.turn}")
+        turns = pick(found, "episodes", episode=at.episode)["recorded"][0]
+        if at.turn is not None and at.turn >= turns:
+            raise WorkbenchError(f"step {at.step}, episode {at.episode}: {turns} turns recorded, so no turn {at.turn}")
         return at
 
     def _start(self) -> str:
         """The episode shown at first: the most revised, else the median one."""
         picks = self.data.rows(count=0)["picks"]
         if not picks:
-            raise WorkbenchError(f"{self.run.path}: its episodes table is empty, so there is nothing to explore")
+            raise WorkbenchError(
+                f"{self.run.path}: no episode whose turns were recorded, so there is nothing to explore"
+            )
         return str(Link(self.run.path.name, *(picks.get("most revised") or picks["median"])))
 
     # What the page asks

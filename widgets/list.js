@@ -119,7 +119,7 @@ export class List {
          h("span", {}, number(row.return)), h("span", {}, number(row.n_turns)), this.last(row), sparkline(row)];
     const title = `step ${row.step}, group ${row.group}` + (isGroup ? "" : `, episode ${row.episode}: ${row.pivotal ?? 0} pivotal turns`
       + (row.hits ? `, found in ${row.hits} turns` : "")) + `\n${line(row.task)}`;
-    return h("div", { class: `cw-row${isGroup ? " cw-group" : ""}${picked ? " cw-on" : ""}${!isGroup && row.group % 2 ? " cw-odd" : ""}`,
+    return h("div", { class: `cw-row${isGroup ? " cw-group" : ""}${picked ? " cw-on" : ""}${!isGroup && row.group % 2 ? " cw-odd" : ""}${row.recorded === 0 ? " cw-bare" : ""}`,
       role: "option", "aria-selected": String(picked), style: `top:${index * ROW}px`, title,
       onclick: () => this.choose(row, index) }, ...cells);
   }

@@ -1,4 +1,4 @@
-"""A real JupyterLab with a real kernel, driven in headless Chromium; screenshots go to BROWSER_ARTIFACTS or pytest's tmp.
+"""A real JupyterLab and kernel, driven in headless Chromium; screenshots go to BROWSER_ARTIFACTS or to pytest's tmp.
 
 A browser is looked for at CHROMIUM, then on the PATH, then among Playwright's own. Where there is none the tests are
 skipped with one line, and fail where CI is set.
