@@ -9,10 +9,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab bench lint clean
+.PHONY: help demo test crosscheck lab bench lint clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
+VERL := .venv-verl
 BIN := $(VENV)/bin
 PIP := PATH="$(abspath $(BIN)):$$PATH" PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
 PYTHON ?=
@@ -22,13 +23,16 @@ TESTS := tests
 ARGS :=
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-$(if $(filter alfworld,$(ENV)),test,base) ## the main job: train, record, show; prints where the report is
 	@$(BIN)/workbench demo --env "$(ENV)" --out "$(OUT)"
 
 test: $(VENV)/.installed-test ## all tests; TESTS= and ARGS= go to pytest
-	@$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(TESTS) $(ARGS)
+
+crosscheck: $(VENV)/.installed-trl $(VERL)/.installed ## losses and advantages against TRL and verl, installed for it
+	@$(BIN)/python -m pytest -rs tests/crosscheck $(ARGS)
 
 lab: $(VENV)/.installed-base ## JupyterLab at notebooks/
 	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks \
@@ -41,7 +45,7 @@ lint: $(VENV)/.installed-test ## ruff
 	@$(BIN)/ruff check .
 
 clean: ## remove the environment and caches; runs stay
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The first Python that runs and has the right version, or PYTHON; pyenv's shims may be there and not run.
@@ -76,3 +80,19 @@ $(VENV)/.installed-test: requirements/test.txt requirements/no-deps.txt $(VENV)/
 	@$(PIP) -r requirements/test.txt
 	@$(PIP) --no-deps -r requirements/no-deps.txt
 	@touch $@
+
+$(VENV)/.installed-trl: requirements/trl.txt $(VENV)/.installed-test
+	@echo "installing TRL" >&2
+	@$(PIP) -r requirements/trl.txt
+	@touch $@
+
+# verl asks for an older transformers, so it has an environment of its own. Most of what it names is for clusters and is
+# not imported by its algorithms: torch brings its own dependencies, the rest comes without.
+$(VERL)/.installed: requirements/verl.txt | $(BIN)/python
+	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then \
+	  echo "verl needs Python below 3.13: its checks are skipped" >&2; exit 0; \
+	fi; \
+	echo "installing verl into $(VERL) (a minute or two)" >&2; \
+	rm -rf $(VERL); $(BIN)/python -m venv $(VERL); \
+	pip="$(VERL)/bin/python -m pip install -qq --disable-pip-version-check"; \
+	$$pip -c $< torch; $$pip --no-deps -r $<; touch $@

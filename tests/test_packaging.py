@@ -36,7 +36,7 @@ def test_every_package_folder_is_listed():
 
 @pytest.mark.parametrize(
     ("extras", "locks"),
-    [((), ("base",)), (("alfworld",), ("base", "alfworld")), (("smollm2", "dev"), ("base", "alfworld", "test"))],
+    [((), ("base",)), (("alfworld",), ("base", "alfworld")), (("smollm2", "lora", "dev"), ("base", "alfworld", "test"))],
 )
 def test_locks_hold_what_the_project_asks_for(extras, locks):
     locked = pins(*locks)
@@ -189,7 +189,8 @@ def test_packages_are_installed_once_and_again_when_a_lock_changes(checkout):
 @needs_make
 def test_help_names_every_target(checkout):
     done = make(checkout)
-    assert [line.split()[1] for line in done.stdout.splitlines()] == "help demo test lab bench lint clean".split()
+    targets = "help demo test crosscheck lab bench lint clean"
+    assert [line.split()[1] for line in done.stdout.splitlines()] == targets.split()
 
 
 def test_ci_runs_the_tests_by_make():
