@@ -385,4 +385,4 @@ def test_the_notebook_says_something_without_a_page(tmp_path, run):
     text = (made.path / "executed.ipynb").read_text()
     assert "application/vnd.jupyter.widget-view+json" in text and "text/html" in text
     report = (made.path / "report.html").read_text()
-    assert "most revised" in report and "recorded_run" not in report
+    assert "coloured by gap" in report and "turn 0" in report and "<script>alert" not in report

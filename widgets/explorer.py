@@ -62,8 +62,8 @@ class Explorer(anywidget.AnyWidget):
         self.run = run if isinstance(run, RunFolder) else RunFolder.open(run)
         self.data = RunData(self.run)
         self.notes = notes.NoteBook(self.run.path)
-        if (self.data.summaries["recorded"] == 0).any():
-            options = {"filter": "recorded > 0"} | options
+        if not options.get("filter") and (self.data.summaries["recorded"] == 0).any():
+            options["filter"] = "recorded > 0"
         super().__init__(**options)
         self.link = str(link) or self._start()
         self.on_msg(self._hear)
