@@ -11,6 +11,7 @@ import pytest
 import torch
 from polars.testing import assert_frame_equal
 
+from workbench import tables
 from workbench.errors import WorkbenchError
 from workbench.records import Batch
 from workbench.reuse.dgg import Decision
@@ -89,6 +90,22 @@ def test_recorded_gradient_coefficients_are_those_of_the_loss(opsd, tmp_path):
     np.testing.assert_allclose(want["dloss_dlogp"].explode(), want["want"].explode(), atol=1e-7)
 
 
+def test_the_tables_hold_every_token_the_policy_saw(opsd):
+    trainer, folder, _ = opsd
+    played = trainer.rollout(0)  # of the weights after training, but with the first step's worlds
+    turns = folder.read("turns").filter(pl.col("step") == 0).sort("episode", "turn")
+    for e, rows in turns.group_by("episode", maintain_order=True):
+        assert rows["continues"].to_list() == [False] + [True] * (rows.height - 1)
+        first = played[e[0]].turns[0].prompt_ids.tolist()
+        assert rows["context_ids"][0].to_list() == first
+    batch = Batch.from_episodes(played, pad_id=trainer.policy.pad_id)
+    credit = trainer.method.credit(trainer.batch(played))
+    frame = tables.turns_frame(0, played, batch, credit, {}, lambda ids: [""] * len(ids))
+    for e, rows in frame.group_by("episode", maintain_order=True):
+        seen = [t for r in rows.iter_rows(named=True) for t in (*r["context_ids"], *r["token_ids"])]
+        assert seen == batch.input_ids[e[0], : int(batch.lengths[e[0]])].tolist()
+
+
 def test_sampled_logprobs_are_the_trained_ones(opsd):
     trainer, _, _ = opsd
     batch = Batch.from_episodes(trainer.rollout(7), pad_id=trainer.policy.pad_id)
@@ -119,7 +136,8 @@ def test_layouts_and_micro_batches_give_one_gradient(opsd):
         for micro in (300, 100_000):
             trainer.policy.model.zero_grad()
             head.clear()
-            gradient = accumulate(trainer.policy, head, batch, advantages, trainer.method, UpdateConfig(micro_tokens=micro))
+            config = UpdateConfig(micro_tokens=micro)
+            gradient = accumulate(trainer.policy, head, batch, advantages, trainer.method, config)
             head.merge()
             flat = torch.cat([p.grad.flatten() for p in trainer.policy.model.parameters()])
             got[layout, micro] = (flat, torch.tensor(gradient.loss))
@@ -179,6 +197,7 @@ def test_a_cut_response_is_marked_and_closed(tmp_path):
 
 def test_a_history_window_gives_rows_of_one_turn(tmp_path):
     trainer, folder, _ = train(tmp_path, history=1, steps=1, method="agent_opsd")
+    assert not folder.read("turns")["continues"].any()
     batch = trainer.batch(trainer.rollout(0))
     assert len(batch.input_ids) == int(batch.turn_counts.sum())
     assert folder.read("turns").height == folder.read("episodes")["n_turns"].sum()

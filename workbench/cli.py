@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=_demo)
 
     methods = commands.add_parser("methods", help="list the methods that train takes", description=_methods.__doc__)
+    methods.add_argument("name", nargs="?", help="one method: what it sees, its options and their defaults")
     methods.set_defaults(command=_methods)
     return parser
 
@@ -134,9 +135,19 @@ def _demo(arguments: argparse.Namespace) -> None:
 
 
 def _methods(arguments: argparse.Namespace) -> None:
-    """List the methods by name, with the paper each is from."""
-    from .methods import METHODS, method
+    """List the methods by name, with the paper each is from; of one, what its credit can see and its options."""
+    from .methods import METHODS, method, options
 
+    if arguments.name:
+        one, known = method(arguments.name), options(arguments.name)
+        print(f"{one.name}  {one.paper}\n{one.description}\n{one.sees}")
+        print("\nmethod_options:")
+        width = max(map(len, known))
+        for name, default in known.items():
+            print(f"  {name:<{width}}  {default!r}")
+        if one.off:
+            print(f"\nGRPO exactly with {one.off!r}")
+        return
     rows = [method(name) for name in METHODS]
     name_width, paper_width = (max(len(getattr(row, field)) for row in rows) for field in ("name", "paper"))
     for row in rows:

@@ -49,7 +49,9 @@ def turns_frame(
 ) -> pl.DataFrame:
     """One row a turn, its sampled tokens as lists.
 
-    tokens: (B,T) tensors named as TOKEN_LISTS, None where the method has none. pieces: token ids -> their strings.
+    context_ids: the tokens that came before the response; where `continues`, only those after the turn before, so that
+    the rows of an episode one after another are what the policy saw. tokens: (B,T) tensors named as TOKEN_LISTS, None
+    where the method has none. pieces: token ids -> their strings.
     """
     owner = torch.where(batch.counted, batch.episode_index[:, None], -1)
     b, t = torch.nonzero(batch.counted, as_tuple=True)
@@ -67,6 +69,7 @@ def turns_frame(
         )
 
     turns = [(i, k, turn) for i, e in enumerate(episodes) for k, turn in enumerate(e.turns)]
+    contexts = [context for e in episodes for context in _contexts(e)]
     columns: dict[str, Any] = {
         "step": [step] * len(turns),
         "episode": [i for i, _, _ in turns],
@@ -78,6 +81,8 @@ def turns_frame(
         "valid": [t.valid for _, _, t in turns],
         "truncated": [t.truncated for _, _, t in turns],
         "reward": [float(t.reward) for _, _, t in turns],
+        "context_ids": pl.Series([ids.tolist() for ids, _ in contexts], dtype=pl.List(pl.Int32)),
+        "continues": [continues for _, continues in contexts],
         "token_ids": pl.Series([t.response_ids.tolist() for _, _, t in turns], dtype=pl.List(pl.Int32)),
         "pieces": pl.Series([pieces(t.response_ids) for _, _, t in turns], dtype=pl.List(pl.String)),
     }
@@ -89,6 +94,16 @@ def turns_frame(
         got = [None] * len(turns) if values is None else values.cpu()[place[:, 0], place[:, 1]].tolist()
         columns[name] = pl.Series(got, dtype=dtype)
     return pl.DataFrame(columns)
+
+
+def _contexts(episode: Episode) -> list[tuple[np.ndarray, bool]]:
+    """Of each turn the context tokens that the turn before does not hold, and whether it holds the others."""
+    out, seen = [], np.empty(0, np.int32)
+    for k, turn in enumerate(episode.turns):
+        continues = k > 0 and np.array_equal(turn.prompt_ids[: len(seen)], seen)
+        out.append((turn.prompt_ids[len(seen) :] if continues else turn.prompt_ids, continues))
+        seen = np.concatenate([turn.prompt_ids, turn.response_ids])
+    return out
 
 
 def evals_frame(step: int, panel: str, role: str, episodes: Sequence[Episode]) -> pl.DataFrame:
