@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import WorkbenchError
+from .segments import Runs, runs_of, segment_sum, spread
 
 
 def _ids(values: Any) -> np.ndarray:
@@ -93,6 +94,12 @@ class Episode:
         return True
 
 
+def _is_logprob(values: Tensor) -> bool:
+    """Whether all values are finite and at most 0, but for rounding. Reads them once and keeps no copy."""
+    low, high = torch.aminmax(values)
+    return bool(torch.isfinite(low) & (high <= 1e-3))
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Right-padded rows of tokens, and the episodes they belong to. B rows, T columns, E episodes, K turns.
@@ -103,7 +110,8 @@ class Batch:
     token t given all before it, under the policy that the update starts from, 0 off the mask; teacher_logprobs and
     reference_logprobs: the same tokens under the privileged teacher and the KL reference, or None;
     entropy (B,T): of the policy at each sampled token, nats, or None; turn_rewards (E,K): what each turn earned, on the
-    scale of reward, or None; anchors (E,K) long: label of the state each turn acted in, equal for equal states, or None.
+    scale of reward, or None; anchors (E,K) long: label of the state each turn acted in, equal for equal states, or
+    None.
     Raises WorkbenchError where shapes, masks, indices or log-probs do not fit.
     """
 
@@ -152,11 +160,15 @@ class Batch:
         mask = self.response_mask
         if mask.dtype != torch.bool:
             raise WorkbenchError(f"batch: response_mask must be bool, got {mask.dtype}")
-        if not bool((mask == (self.turn_index >= 0)).all()):
+        if not torch.equal(mask, self.turn_index >= 0):
             raise WorkbenchError("batch: turn_index must be >= 0 exactly where response_mask is set")
-        if not bool(mask.any(1).all()):
-            raise WorkbenchError(f"batch: row {int((~mask.any(1)).nonzero()[0])} has an empty response mask")
-        if bool((mask & (self._columns >= self.lengths[:, None])).any()) or bool(mask[:, 0].any()):
+        runs = self._runs
+        sampled = runs.labels >= 0
+        rows, columns, ends = (x[sampled] for x in (runs.rows, runs.columns, runs.columns + runs.lengths))
+        filled = torch.zeros(shape[:1], dtype=torch.bool, device=mask.device).index_fill(0, rows, True)
+        if not bool(filled.all()):
+            raise WorkbenchError(f"batch: row {int((~filled).nonzero()[0])} has an empty response mask")
+        if bool((ends > self.lengths[rows]).any()) or bool((columns == 0).any()):
             raise WorkbenchError("batch: response_mask covers padding or the first token, which has no context")
         if not bool(((self.episode_index >= 0) & (self.episode_index < E)).all()):
             raise WorkbenchError(f"batch: episode_index must lie in 0..{E - 1}")
@@ -164,7 +176,7 @@ class Batch:
             raise WorkbenchError("batch: outcome must be 0 or 1; put other scales in reward")
         for name in ("old_logprobs", "teacher_logprobs", "reference_logprobs"):
             value = getattr(self, name)
-            if value is not None and not bool((torch.isfinite(value) & (value <= 1e-3))[mask].all()):
+            if value is not None and not (_is_logprob(value) or _is_logprob(torch.where(mask, value, 0))):
                 raise WorkbenchError(f"batch: {name} must be finite and at most 0 on sampled tokens")
         if not bool((self.turn_tokens > 0)[self.turn_mask].all()) or not bool((self.turn_counts > 0).all()):
             raise WorkbenchError("batch: an episode has no turns, or a gap in its turn numbers")
@@ -175,15 +187,16 @@ class Batch:
                     f"batch: {name} has shape {tuple(value.shape)}, the turns are {tuple(self.turn_mask.shape)}"
                 )
 
-    @property
-    def _columns(self) -> Tensor:
-        return torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
+    @cached_property
+    def _runs(self) -> Runs:
+        """Stretches of one turn's tokens in a row, and the stretches between them."""
+        return runs_of(self.turn_index)
 
     @cached_property
     def turn_counts(self) -> Tensor:
         """(E,) number of turns of each episode."""
         counts = torch.zeros(len(self.group_index), dtype=torch.long, device=self.input_ids.device)
-        return counts.scatter_reduce(0, self.episode_index, self.turn_index.amax(1) + 1, "amax")
+        return counts.scatter_reduce(0, self.episode_index[self._runs.rows], self._runs.labels + 1, "amax")
 
     @cached_property
     def turn_mask(self) -> Tensor:
@@ -192,10 +205,28 @@ class Batch:
         return steps < self.turn_counts[:, None]
 
     @cached_property
-    def _turn_ids(self) -> Tensor:
-        """(B,T) index of each token's turn in a flat (E*K,) table; 0 off the mask."""
-        flat = self.episode_index[:, None] * self.turn_mask.shape[1] + self.turn_index
-        return torch.where(self.response_mask, flat, 0)
+    def _run_turns(self) -> Tensor:
+        """(R,) each run's turn in a flat (E*K,) table; E*K where a run belongs to no turn."""
+        labels, K = self._runs.labels, self.turn_mask.shape[1]
+        turns = self.episode_index[self._runs.rows] * K + labels
+        return torch.where(labels >= 0, turns, self.turn_mask.numel())
+
+    @cached_property
+    def _counted_runs(self) -> Tensor:
+        """(R,) bool: runs of sampled tokens, each turn in the first row that holds it."""
+        rows, turns, none = self._runs.rows, self._run_turns, self.turn_mask.numel()
+        first = torch.full((none + 1,), len(self.lengths), dtype=torch.long, device=rows.device)
+        first = first.scatter_reduce(0, turns, rows, "amin")
+        return (turns < none) & (rows == first[turns])
+
+    @cached_property
+    def _turn_runs(self) -> tuple[Tensor, Tensor]:
+        """Indices of the counted runs in the order of their turns, and (E*K,) how many of them each turn has."""
+        index = self._counted_runs.nonzero()[:, 0]
+        turns = self._run_turns[index]
+        if bool((turns[1:] < turns[:-1]).any()):
+            index = index[turns.argsort(stable=True)]
+        return index, turns.bincount(minlength=self.turn_mask.numel())
 
     @cached_property
     def counted(self) -> Tensor:
@@ -203,28 +234,48 @@ class Batch:
 
         Some trainers pad a batch with copies of rows; counted twice, their evidence would be too.
         """
-        if self.turn_index.shape[0] == len(self.group_index) == len(self.episode_index.unique()):
+        if torch.equal(self._counted_runs, self._runs.labels >= 0):
             return self.response_mask
-        ids, mask = self._turn_ids, self.response_mask
-        rows = torch.arange(ids.shape[0], device=ids.device)[:, None].expand_as(ids)
-        first = torch.full((self.turn_mask.numel(),), ids.shape[0], dtype=torch.long, device=ids.device)
-        first = first.scatter_reduce(0, ids[mask], rows[mask], "amin")
-        return mask & (rows == first[ids])
+        return spread(self._counted_runs, self._runs)
 
     def turn_sum(self, values: Tensor) -> Tensor:
-        """Sum token values (B,T) into turns (E,K), each turn counted once."""
-        out = torch.zeros(self.turn_mask.numel(), dtype=values.dtype, device=values.device)
-        out = out.index_add(0, self._turn_ids[self.counted], values[self.counted])
-        return out.view(self.turn_mask.shape)
+        """Sum token values (B,T) into turns (E,K), each turn counted once; what lies off the mask is left out."""
+        index, counts = self._turn_runs
+        sums = segment_sum(values.reshape(-1), self._runs.lengths)
+        return segment_sum(sums[index], counts).view(self.turn_mask.shape)
 
     @cached_property
     def turn_tokens(self) -> Tensor:
         """(E,K) number of sampled tokens in each turn."""
-        return self.turn_sum(torch.ones_like(self.input_ids))
+        index, counts = self._turn_runs
+        return segment_sum(self._runs.lengths[index].long(), counts).view(self.turn_mask.shape)
 
-    def to_tokens(self, turn_values: Tensor) -> Tensor:
-        """Give every sampled token its turn's value: (E,K) -> (B,T), 0 off the mask."""
-        return torch.where(self.response_mask, turn_values.reshape(-1)[self._turn_ids], 0)
+    def tokens_by_turn(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The N sampled tokens, one turn after the other: (N,) long their places in a flattened (B,T), and of each
+        turn (S,) long its place in a flat (E*K,) table and (S,) its number of tokens.
+
+        A turn that several rows hold comes once for each, the row that counts first.
+        """
+        runs, T = self._runs, self.input_ids.shape[1]
+        index = (runs.labels >= 0).nonzero()[:, 0]
+        index = index[self._run_turns[index].argsort(stable=True)]
+        turns, rows, lengths = self._run_turns[index], runs.rows[index], runs.lengths[index]
+        first = torch.ones_like(turns, dtype=torch.bool)
+        first[1:] = (turns[1:] != turns[:-1]) | (rows[1:] != rows[:-1])
+        sizes = segment_sum(lengths.long(), torch.diff(first.nonzero()[:, 0], append=turns.new_tensor([len(turns)])))
+        ends = lengths.cumsum(0)
+        total = int(ends[-1])
+        places = torch.arange(total, device=index.device)
+        places += (rows * T + runs.columns[index] - ends + lengths).repeat_interleave(lengths, output_size=total)
+        return places, turns[first], sizes
+
+    def to_tokens(self, turn_values: Tensor, out: Tensor | None = None) -> Tensor:
+        """Give every sampled token its turn's value: (E,K) -> (B,T), 0 off the mask.
+
+        out: a contiguous (B,T) tensor of that dtype, no longer needed, whose memory the result takes over.
+        """
+        flat = torch.cat([turn_values.reshape(-1), turn_values.new_zeros(1)])
+        return spread(flat[self._run_turns], self._runs, out)
 
     def episodes_to_tokens(self, values: Tensor) -> Tensor:
         """Give every sampled token its episode's value: (E,) -> (B,T), 0 off the mask."""

@@ -21,6 +21,8 @@ from .grpo import GRPOConfig, turn_advantages
 
 COLUMNS = ("evidence", "belief_before", "belief", "revision", "z", "weight", "turn_advantage", "pivotal")
 
+_BLOCK = 1 << 18  # cells that token granularity lays out at a time: few enough for a processor's cache
+
 _CHOICES = {
     "granularity": ("turn", "token"),
     "evidence": ("sum", "mean", "centred"),
@@ -109,7 +111,7 @@ def reshape_turns(
         bases.append(config.gamma * bases[-1] if config.decay_prior else base)
     cumulative = torch.stack(support, 1)
     logits = torch.stack(bases, 1) + cumulative
-    revision = _revision(logits[:, 1:], logits[:, :-1])
+    belief, revision = torch.sigmoid(logits), _revision(logits[:, 1:], logits[:, :-1])
 
     signal = {"revision": revision, "evidence": evidence, "absolute": revision.abs()}[config.signal]
     # Aligning after standardising equals eq. 10 where the advantage has one sign in a trajectory, as z(-q) = -z(q), and
@@ -121,8 +123,8 @@ def reshape_turns(
     weight = (1 + config.band * z).clamp(1 - config.band, 1 + config.band)
     out = {
         "cumulative": cumulative[:, 1:],
-        "belief_before": torch.sigmoid(logits[:, :-1]),
-        "belief": torch.sigmoid(logits[:, 1:]),
+        "belief_before": belief[:, :-1],
+        "belief": belief[:, 1:],
         "revision": revision,
         "z": z,
         "weight": weight,
@@ -153,11 +155,12 @@ def credit(batch: Batch, config: AgentOPSDConfig = AgentOPSDConfig(), evidence_m
     """
     if batch.teacher_logprobs is None:
         raise WorkbenchError("AgentOPSD: the batch has no teacher_logprobs; run the teacher pass first")
-    counts = batch.response_mask if evidence_mask is None else batch.response_mask & evidence_mask
-    gap = torch.where(batch.response_mask, batch.teacher_logprobs - batch.old_logprobs, 0)
-    if not bool(torch.isfinite(gap).all()):
+    gap = batch.teacher_logprobs - batch.old_logprobs
+    # A sum is finite only where all its terms are; it may also overflow, or meet what lies off the mask.
+    if not bool(torch.isfinite(gap.sum())) and not bool(torch.isfinite(gap[batch.response_mask]).all()):
         raise WorkbenchError("AgentOPSD: a teacher-student gap is not finite")
-    gap = torch.where(counts, gap, 0)
+    if evidence_mask is not None:
+        gap = torch.where(evidence_mask, gap, 0)
     advantage = turn_advantages(batch, config.grpo)
     start = prior(batch, config)
     if config.granularity == "token":
@@ -165,58 +168,57 @@ def credit(batch: Batch, config: AgentOPSDConfig = AgentOPSDConfig(), evidence_m
 
     evidence = batch.turn_sum(gap)
     if config.evidence == "mean":
-        evidence = evidence / batch.turn_sum(counts.to(gap.dtype)).clamp(min=1)
+        tokens = batch.turn_tokens if evidence_mask is None else batch.turn_sum(evidence_mask.long())
+        evidence = evidence / tokens.clamp(min=1)
     if config.evidence == "centred":
         turns = batch.turn_counts[:, None]
         evidence = torch.where(turns > 1, evidence - evidence.sum(1, keepdim=True) / turns, evidence)
         evidence = torch.where(batch.turn_mask, evidence, 0)
     table = reshape_turns(evidence, batch.turn_mask, start, advantage, config)
     table |= {"evidence": evidence, "pivotal": table["z"].abs() > 1}
-    return Credit(batch.to_tokens(table["turn_advantage"]), {name: table[name] for name in COLUMNS})
-
-
-def _positions(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Of the sampled tokens in row-major order: their turn in a flat (E*K,) table, and their place in it, per row."""
-    rows = torch.arange(batch.input_ids.shape[0], device=batch.input_ids.device)[:, None]
-    K, mask = batch.turn_mask.shape[1], batch.response_mask
-    turn = (batch.episode_index[:, None] * K + batch.turn_index)[mask]
-    key = turn + (rows.expand_as(mask)[mask] * batch.turn_mask.numel())
-    order = torch.argsort(key, stable=True)
-    runs = torch.unique_consecutive(key[order], return_counts=True)[1]
-    starts = torch.repeat_interleave(runs.cumsum(0) - runs, runs)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device) - starts
-    return turn, place
+    reused = gap if gap.dtype == advantage.dtype else None
+    return Credit(batch.to_tokens(table["turn_advantage"], out=reused), {name: table[name] for name in COLUMNS})
 
 
 def _token_credit(batch: Batch, gap: Tensor, start: Tensor, advantage: Tensor, config: AgentOPSDConfig) -> Credit:
-    """The same recursion with tokens for turns: each turn is laid out as a row of its own tokens."""
-    mask, turn_mask = batch.response_mask, batch.turn_mask
-    E, K = turn_mask.shape
-    turn, place = _positions(batch)
-    shape = (E * K, int(place.max()) + 1)
-    evidence, exists = gap.new_zeros(shape), torch.zeros(shape, dtype=torch.bool, device=gap.device)
-    # Rows that repeat a turn write the same values again, so it counts once.
-    evidence[turn, place] = gap[mask]
-    exists[turn, place] = True
-    length = exists.sum(1, keepdim=True).clamp(min=1)
-    if config.evidence == "centred":
-        evidence = torch.where(exists, evidence - evidence.sum(1, keepdim=True) / length, 0)
-    start = start[:, None].expand(E, K).reshape(-1)
-    table = reshape_turns(evidence, exists, start, advantage.reshape(-1), config)
-    tokens = torch.zeros(mask.shape, dtype=advantage.dtype, device=gap.device)
-    tokens[mask] = table["turn_advantage"][turn, place]
+    """The same recursion with tokens for turns: each turn is laid out as a row of its own tokens, some rows at a time.
 
-    last = (length - 1).long()
-    turns = {
-        "evidence": evidence.sum(1),
-        "belief_before": table["belief_before"][:, 0],
-        "belief": table["belief"].gather(1, last)[:, 0],
-        "revision": table["revision"].sum(1),
-        "weight": table["weight"].sum(1) / length[:, 0],
-        "turn_advantage": table["turn_advantage"].sum(1) / length[:, 0],
+    A row that repeats a turn has the same tokens, hence the same credit; the turn table shows the row that counts.
+    """
+    places, owner, sizes = batch.tokens_by_turn()
+    prior_of_turn = start[:, None].expand(batch.turn_mask.shape).reshape(-1)
+    gap, advantage, done = gap.reshape(-1), advantage.reshape(-1), 0
+    tokens = advantage.new_zeros(gap.shape)
+    blocks: list[tuple[Tensor, ...]] = []
+    rows = max(1, _BLOCK // int(sizes.max()))
+    for turns, length in zip(owner.split(rows), sizes[:, None].split(rows), strict=True):
+        here = places[done : done + int(length.sum())]
+        done += len(here)
+        exists = torch.arange(int(length.max()), device=gap.device) < length
+        evidence = gap.new_zeros(exists.shape).masked_scatter(exists, gap[here])
+        if config.evidence == "centred":
+            evidence = torch.where(exists, evidence - evidence.sum(1, keepdim=True) / length, 0)
+        table = reshape_turns(evidence, exists, prior_of_turn[turns], advantage[turns], config)
+        tokens[here] = table["turn_advantage"][exists]
+        blocks.append(
+            (
+                evidence.sum(1),
+                table["belief_before"][:, 0],
+                table["belief"].gather(1, length - 1)[:, 0],
+                table["revision"].sum(1),
+                table["weight"].sum(1) / length[:, 0],
+                table["turn_advantage"].sum(1) / length[:, 0],
+            )
+        )
+    counts = torch.ones_like(owner, dtype=torch.bool)
+    counts[1:] = owner[1:] != owner[:-1]
+    names = ("evidence", "belief_before", "belief", "revision", "weight", "turn_advantage")
+    columns = (torch.cat(values)[counts] for values in zip(*blocks, strict=True))
+    turns_table = {
+        name: values.new_zeros(batch.turn_mask.numel()).index_copy(0, owner[counts], values).view(batch.turn_mask.shape)
+        for name, values in zip(names, columns, strict=True)
     }
-    return Credit(tokens, {name: torch.where(turn_mask, value.view(E, K), 0) for name, value in turns.items()})
+    return Credit(tokens.view(batch.response_mask.shape), turns_table)
 
 
 def saturation(turns: dict[str, Tensor], turn_mask: Tensor) -> dict[str, float | None]:
