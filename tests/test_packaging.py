@@ -179,8 +179,9 @@ def test_packages_are_installed_once_and_again_when_a_lock_changes(checkout):
     alfworld = ["-r requirements/alfworld.txt"]
     test = ["-r requirements/test.txt", "--no-deps -r requirements/no-deps.txt"]
     assert calls(".venv/.installed-base") == base
-    assert calls("test", "TESTS=tests/test_cli.py", "ARGS=-x") == [*alfworld, *test, "-m pytest tests/test_cli.py -x"]
-    assert calls("test") == ["-m pytest tests"]
+    pytest_ = "-m pytest -n auto --maxprocesses 4 --dist loadfile"
+    assert calls("test", "TESTS=tests/test_cli.py", "ARGS=-x") == [*alfworld, *test, f"{pytest_} tests/test_cli.py -x"]
+    assert calls("test") == [f"{pytest_} tests"]
     changed = checkout / "requirements" / "test.txt"
     os.utime(changed, (changed.stat().st_atime, (checkout / ".venv" / ".installed-test").stat().st_mtime + 5))
     assert calls(".venv/.installed-test") == test
