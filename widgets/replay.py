@@ -1,12 +1,9 @@
 """What would the signals have been with other settings? Sliders over a run's stored log-probs and gradient energies.
 
 The numbers come from the functions that training uses (credit.agent_opsd, distill.sdar, reuse.dgg), by way of
-figures.replay. A view shows its controls, its figures and a few sentences; figures and sentences are plain notebook
-outputs, which a saved notebook or an exported page keeps as they stood when nothing runs behind them any more.
+figures.replay.
 """
 
-import html
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,71 +11,18 @@ from typing import Any
 import ipywidgets
 import plotly.graph_objects as go
 import polars as pl
-from IPython.display import display
 from plotly.subplots import make_subplots
 
 from workbench.credit.agent_opsd import AgentOPSDConfig
 from workbench.distill.sdar import SDARConfig
 from workbench.figures import beliefs, gates, lm_head, replay, style, tokens
-from workbench.figures.display import MARK, bundle
 from workbench.reuse.dgg import DGGConfig, Gate
 from workbench.runs import RunFolder
 
+from .sliders import Drawn, View, choice, slider
+
 EVIDENCE = {"sum of gaps (paper)": "sum", "mean gap per token": "mean", "sum less the episode's mean": "centred"}
 MODES = {"discard the update and stop (paper)": "both", "discard the update": "discard", "stop the reuse": "stop"}
-
-Drawn = tuple[Sequence[go.Figure], Sequence[str]]
-
-
-class View:
-    """Controls above figures and sentences that follow them.
-
-    controls: ipywidgets by name; draw: their values by name -> figures and sentences. `figures` and `sentences` are
-    what is shown now; setting `view.controls["gamma"].value` draws anew, as moving the slider does.
-    """
-
-    def __init__(self, controls: Mapping[str, ipywidgets.ValueWidget], draw: Callable[..., Drawn]):
-        self.controls, self._draw = dict(controls), draw
-        self._start, self._shown, self._held = self.values, [], False
-        self.figures, self.sentences = draw(**self.values)
-        for control in self.controls.values():
-            control.observe(self._changed, "value")
-
-    def __repr__(self) -> str:
-        return f"View({', '.join(f'{name}={value!r}' for name, value in self.values.items())})"
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The controls' values by name."""
-        return {name: control.value for name, control in self.controls.items()}
-
-    def reset(self) -> None:
-        """Put the controls back where they started and draw once."""
-        self._held = True
-        try:
-            for name, value in self._start.items():
-                self.controls[name].value = value
-        finally:
-            self._held = False
-        self._changed()
-
-    def _changed(self, _: Any = None) -> None:
-        if self._held:
-            return
-        self.figures, self.sentences = self._draw(**self.values)
-        for handles in self._shown:
-            for handle, output in zip(handles, self._outputs(), strict=True):
-                handle.update(output, raw=True)
-
-    def _outputs(self) -> list[dict[str, Any]]:
-        return [*map(bundle, self.figures), _words(self.sentences)]
-
-    def _ipython_display_(self) -> None:
-        again = ipywidgets.Button(description="as at first", icon="undo", layout={"width": "110px"})
-        again.on_click(lambda _: self.reset())
-        row = ipywidgets.Layout(flex_flow="row wrap", align_items="center", max_width=f"{style.WIDTH}px")
-        display(ipywidgets.Box([*self.controls.values(), again], layout=row))
-        self._shown.append([display(output, raw=True, display_id=True) for output in self._outputs()])
 
 
 def belief_view(run: RunFolder | str | Path, step: int = -1, episode: int = -1) -> View:
@@ -102,10 +46,10 @@ def belief_view(run: RunFolder | str | Path, step: int = -1, episode: int = -1) 
         return [belief_figure(now, base, episodes, label)], belief_words(now, base, episodes, config, label)
 
     controls = {
-        "gamma": _slider("gamma", start.gamma, 0, 1, 0.01),
-        "band": _slider("band", start.band, 0, 1, 0.01),
-        "lam": _slider("lam", start.lam, 0, 1, 0.01),
-        "evidence": _choice("evidence", EVIDENCE, start.evidence),
+        "gamma": slider("gamma", start.gamma, 0, 1, 0.01),
+        "band": slider("band", start.band, 0, 1, 0.01),
+        "lam": slider("lam", start.lam, 0, 1, 0.01),
+        "evidence": choice("evidence", EVIDENCE, start.evidence),
     }
     return View(controls, draw)
 
@@ -130,8 +74,8 @@ def gate_view(run: RunFolder | str | Path, step: int = -1, episode: int = -1) ->
 
     names = {f"turn {t + 1}: {_line(a, 40)}": t for t, a in mine.sort("turn").select("turn", "action").rows()}
     controls = {
-        "beta": _slider("beta", start, 0, max(20.0, start), 0.1),
-        "turn": _choice("text", {"all its turns": -1} | names, gates.pick_turn(mine, step, episode)),
+        "beta": slider("beta", start, 0, max(20.0, start), 0.1),
+        "turn": choice("text", {"all its turns": -1} | names, gates.pick_turn(mine, step, episode)),
     }
     return View(controls, draw)
 
@@ -143,8 +87,8 @@ def lm_head_view(run: RunFolder | str | Path) -> View:
     """
     source = _opened(run)
     updates = source.read("updates").sort("update")
-    style.need(updates, ["energy"], "updates", "the trainer records it for every computed gradient")
-    start = replace(_recorded(source, "dgg", DGGConfig()), statistic="energy")
+    start = _recorded(source, "dgg", DGGConfig())
+    style.need(updates, [_column(start)], "updates", "the trainer records it for every computed gradient")
     start = replace(start, max_reuse=max(start.max_reuse, updates["reuse"].max()))
 
     def draw(**changes: Any) -> Drawn:
@@ -154,11 +98,11 @@ def lm_head_view(run: RunFolder | str | Path) -> View:
 
     top = max(5.0, start.threshold, *(z for z in updates["z"].to_list() if z is not None))
     controls = {
-        "threshold": _slider("threshold", start.threshold, min(-1.0, start.threshold), float(int(top) + 1), 0.05),
+        "threshold": slider("threshold", start.threshold, min(-1.0, start.threshold), float(int(top) + 1), 0.05),
         "window": ipywidgets.IntSlider(
             start.window, 1, max(64, start.window), description="window", style={"description_width": "initial"}
         ),
-        "mode": _choice("a trip", MODES, start.mode),
+        "mode": choice("a trip", MODES, start.mode),
     }
     return View(controls, draw)
 
@@ -286,8 +230,8 @@ def gate_figure(held: pl.DataFrame, beta: float, step: int, bins: int = 40) -> g
     style.dress(
         fig,
         "How far does the gate open?",
-        f"Step {step}, beta = {beta:g}: gate = sigmoid(beta × gap), one half where teacher and student agree. At beta 0 "
-        "every token is let through by half; with a large beta the gate is a switch on the gap's sign.",
+        f"Step {step}, beta = {beta:g}: gate = sigmoid(beta × gap), one half where teacher and student agree. At "
+        "beta 0 every token is let through by half; with a large beta the gate is a switch on the gap's sign.",
         height=200,
     )
     fig.add_vline(x=0.5, line=dict(color="#9aa5b1", width=1))
@@ -315,16 +259,16 @@ def gate_words(held: pl.DataFrame, beta: float) -> list[str]:
 
 
 def regate(updates: pl.DataFrame, config: DGGConfig) -> pl.DataFrame:
-    """The updates table as the gate would have decided it, from the recorded energies in order.
+    """The updates table as the gate would have decided it, from what it watches (the energy), in recorded order.
 
     What follows a stop in its batch is left out, as it would not have been computed. What the recorded run did not
-    compute stays unknown, and energies are those of the run as it was.
+    compute stays unknown, and what is watched is as it was in the run.
     """
     gate, rows, stopped = Gate(config), [], None
     for row in updates.sort("update").to_dicts():
         if row["step"] == stopped:
             continue
-        decision = gate.observe(row["energy"] if config.statistic == "energy" else row[config.statistic], row["reuse"])
+        decision = gate.observe(row[_column(config)], row["reuse"])
         stopped = row["step"] if decision.stop else None
         found = dict(applied=decision.apply, stop=decision.stop, increment=decision.increment, z=decision.z)
         rows.append(row | found | {"threshold": config.threshold})
@@ -349,6 +293,10 @@ def gate_decisions(now: pl.DataFrame, updates: pl.DataFrame, config: DGGConfig) 
     ]
 
 
+def _column(config: DGGConfig) -> str:
+    return "head_norm" if config.statistic == "norm" else config.statistic
+
+
 def _trip(mode: str) -> str:
     return {"both": "discards the update and stops the reuse", "discard": "discards the update"}.get(
         mode, "stops the reuse"
@@ -363,8 +311,11 @@ def _opened(run: RunFolder | str | Path) -> RunFolder:
 
 
 def _turns(run: RunFolder, step: int) -> pl.DataFrame:
-    """Turns of one step, or of all (-1)."""
-    return run.read("turns") if step < 0 else style.pick(run.read("turns"), "turns", step=step)
+    """Turns of one step, or of all (-1); only that step's are read."""
+    if step < 0:
+        return run.read("turns")
+    style.pick(run.scan("turns").select("step").unique().collect(), "turns", step=step)
+    return run.scan("turns").filter(pl.col("step") == step).collect()
 
 
 def _recorded(run: RunFolder, method: str, default: Any) -> Any:
@@ -376,23 +327,6 @@ def _recorded(run: RunFolder, method: str, default: Any) -> Any:
     return replace(default, **{name: value for name, value in options.items() if name in names})
 
 
-def _slider(name: str, value: float, low: float, high: float, step: float) -> ipywidgets.FloatSlider:
-    look = {"description_width": "initial"}
-    return ipywidgets.FloatSlider(
-        value, min=low, max=high, step=step, description=name, readout_format=".2f", style=look
-    )
-
-
-def _choice(name: str, options: Mapping[str, Any], value: Any) -> ipywidgets.Dropdown:
-    look = {"description_width": "initial"}
-    return ipywidgets.Dropdown(options=list(options.items()), value=value, description=name, style=look)
-
-
 def _line(text: str | None, width: int) -> str:
     line = " ".join((text or "").split()) or "(no action)"
     return line if len(line) <= width else line[: width - 1] + "…"
-
-
-def _words(sentences: Sequence[str]) -> dict[str, Any]:
-    body = "".join(f'<p style="max-width:{style.WIDTH}px;margin:4px 0">{html.escape(s)}</p>' for s in sentences)
-    return {"text/html": f'<div {MARK}="text">{body}</div>', "text/plain": "\n".join(sentences)}
