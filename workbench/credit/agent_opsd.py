@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import WorkbenchError, unknown
 from ..records import Batch, Credit
+from .gap import teacher_gap
 from .grpo import GRPOConfig, turn_advantages
 
 COLUMNS = ("evidence", "belief_before", "belief", "revision", "z", "weight", "turn_advantage", "pivotal")
@@ -153,12 +154,7 @@ def credit(batch: Batch, config: AgentOPSDConfig = AgentOPSDConfig(), evidence_m
     at the turn's last token and token means of weight and turn_advantage, and no z or pivotal.
     Raises WorkbenchError without teacher log-probs, or where a gap is not finite.
     """
-    if batch.teacher_logprobs is None:
-        raise WorkbenchError("AgentOPSD: the batch has no teacher_logprobs; run the teacher pass first")
-    gap = batch.teacher_logprobs - batch.old_logprobs
-    # A sum is finite only where all its terms are; it may also overflow, or meet what lies off the mask.
-    if not bool(torch.isfinite(gap.sum())) and not bool(torch.isfinite(gap[batch.response_mask]).all()):
-        raise WorkbenchError("AgentOPSD: a teacher-student gap is not finite")
+    gap = teacher_gap(batch, "AgentOPSD")
     if evidence_mask is not None:
         gap = torch.where(evidence_mask, gap, 0)
     advantage = turn_advantages(batch, config.grpo)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import WorkbenchError, unknown
 from ..records import Batch, Credit
+from .gap import teacher_gap
 from .grpo import GRPOConfig, turn_advantages
 
 
@@ -43,17 +44,6 @@ def mixing(step: int, config: RLSDConfig = RLSDConfig()) -> float:
     return config.lam * left
 
 
-def teacher_gap(batch: Batch, method: str) -> Tensor:
-    """(B,T) teacher minus student log-prob, nats, 0 off the mask. Raises WorkbenchError, naming the method, where the
-    batch has no teacher or a gap is not finite."""
-    if batch.teacher_logprobs is None:
-        raise WorkbenchError(f"{method}: the batch has no teacher_logprobs; run the teacher pass first")
-    gap = torch.where(batch.response_mask, batch.teacher_logprobs - batch.old_logprobs, 0)
-    if not bool(torch.isfinite(gap).all()):
-        raise WorkbenchError(f"{method}: a teacher-student gap is not finite")
-    return gap
-
-
 def token_weights(gap: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """`clip(exp(sign(A) gap), 1 - clip, 1 + clip)` (eq. 13-15), detached; gap in nats, and A of a shape that fits."""
     return torch.exp(advantage.detach().sign().to(gap.dtype) * gap.detach()).clamp(1 - clip, 1 + clip)
@@ -71,7 +61,7 @@ def credit(batch: Batch, config: RLSDConfig = RLSDConfig(), step: int = 0) -> Cr
     gap is not finite.
     """
     lam = mixing(step, config)
-    gap = teacher_gap(batch, "RLSD")
+    gap = torch.where(batch.response_mask, teacher_gap(batch, "RLSD"), 0)
     turns = turn_advantages(batch, config.grpo)
     advantages = batch.to_tokens(turns)
     weights = token_weights(gap, advantages, config.clip)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ..errors import WorkbenchError
 from ..records import Batch, Credit
+from .gap import teacher_gap
 from .grpo import GRPOConfig, turn_advantages
-from .rlsd import mix, teacher_gap, token_weights
+from .rlsd import mix, token_weights
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def credit(batch: Batch, config: StepOPSDConfig = StepOPSDConfig()) -> Credit:
 
     Raises WorkbenchError without teacher log-probs, or where a gap is not finite.
     """
-    gap = teacher_gap(batch, "StepOPSD")
+    gap = torch.where(batch.response_mask, teacher_gap(batch, "StepOPSD"), 0)
     turns = turn_advantages(batch, config.grpo)
     advantages = batch.to_tokens(turns)
     weights = token_weights(gap, advantages, config.alpha)
