@@ -118,7 +118,7 @@ class View {
       this.sorter.replaceChildren(...options.map(([value, text]) => h("option", { value, selected: value === this.model.get("sort") }, text)));
       this.colorBy.replaceChildren(...signals.map((g) => h("option", { value: g.name }, g.label)));
       Object.assign(this.notes, { writable: notes, labels });
-      const listed = this.list.reload();
+      const listed = this.list.reload(true);
       await Promise.all([listed, this.color(this.model.get("color")), this.notes.try("notes")]);
       if (this.at.step == null) this.at = { ...this.at, run: this.overview.run, ...first(this.list.picks) };
       await this.show();
@@ -241,7 +241,7 @@ class View {
   drawStrip() {
     if (!this.shown) return;
     this.strip.hidden = !this.shown.turns.some((t) => known(t.belief));
-    if (!this.strip.hidden) this.strip.replaceChildren(beliefStrip(this.shown.turns, Math.max(this.strip.clientWidth, 200), this.at, (turn) => this.go({ step: this.at.step, episode: this.at.episode, turn })));
+    if (!this.strip.hidden) this.strip.replaceChildren(beliefStrip(this.shown.turns, Math.max(this.strip.clientWidth - 8, 200), this.at, (turn) => this.go({ step: this.at.step, episode: this.at.episode, turn })));
   }
 
   pivotal(by) {

@@ -79,8 +79,8 @@ export class List {
     this.heading();
     this.none.hidden = this.total > 0;
     this.body.style.height = `${this.total * ROW}px`;
-    if (!keep) this.el.scrollTop = 0;
-    this.reveal();
+    if (keep) this.reveal();
+    else this.el.scrollTop = 0;
     this.draw();
   }
 

@@ -83,7 +83,7 @@ export function colours(theme, signal, limit, value) {
   share = Math.abs(share) * 2;
   const [from, to] = share <= 1 ? [stops[0], stops[1]] : [stops[1], stops[2]], part = share <= 1 ? share : share - 1;
   const mixed = from.map((v, i) => Math.round(v + (to[i] - v) * part)), bright = light(mixed);
-  return { background: `rgb(${mixed})`, ink: (bright + 0.05) / 0.06 > 1.05 / (bright + 0.05) ? "#111418" : "#ffffff" };
+  return { background: `rgb(${mixed})`, ink: (bright + 0.05) / 0.05 > 1.05 / (bright + 0.05) ? "#000000" : "#ffffff" };
 }
 
 export function themeOf(root) {

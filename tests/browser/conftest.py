@@ -71,9 +71,11 @@ class Lab:
             "ServerApp.root_dir": folder,
             "IdentityProvider.token": TOKEN,
             "LabApp.expose_app_in_browser": True,
-            "LabApp.news_url": "",
             "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
         }
+        quiet = folder / ".lab" / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+        quiet.parent.mkdir(parents=True)
+        quiet.write_text('{"fetchNews": "false", "checkForUpdates": false}')
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
         self.log = open(folder / "jupyter.log", "w")  # noqa: SIM115
         self.process = subprocess.Popen(
