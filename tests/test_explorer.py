@@ -8,15 +8,15 @@ import numpy as np
 import polars as pl
 import pytest
 import synthetic_run
-from workbench.widgets import Explorer, filters
-from workbench.widgets.data import RunData
-from workbench.widgets.page import module
-from workbench.widgets.signals import SIGNALS
 
 from workbench import shipped
 from workbench.errors import WorkbenchError
 from workbench.runs.execute import run_notebook
 from workbench.tables import TOKEN_LISTS
+from workbench.widgets import Explorer, filters
+from workbench.widgets.data import RunData
+from workbench.widgets.page import module
+from workbench.widgets.signals import SIGNALS
 
 
 @pytest.fixture(scope="module")
