@@ -1,9 +1,21 @@
 """Readers of other systems' rollouts: one module a format, each yielding episodes as its source wrote them."""
 
+from pathlib import Path
 from types import ModuleType
 
+from . import messages, ms_swift, roll, skyrl, source, trl, verl, verl_agent
 from .base import SourceEpisode, SourceTurn
+from .source import Source
 
-FORMATS: dict[str, ModuleType] = {}
+# asked in this order whether a file is theirs; plain chat, which others contain, comes last
+FORMATS: dict[str, ModuleType] = {
+    module.NAME: module for module in (verl_agent, verl, trl, ms_swift, roll, skyrl, messages)
+}
 
-__all__ = ["FORMATS", "SourceEpisode", "SourceTurn"]
+
+def open_source(path: str | Path) -> Source:
+    """What is at `path`, told by the heads of its files. See `workbench.formats.source.open_source`."""
+    return source.open_source(path, FORMATS)
+
+
+__all__ = ["FORMATS", "Source", "SourceEpisode", "SourceTurn", "open_source"]

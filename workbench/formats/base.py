@@ -107,25 +107,25 @@ def first_record(head: bytes) -> Any:
 
 def jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(where, object) of every line that is not blank. Raises WorkbenchError naming the line that is torn."""
-    for number, line in lines(path):
+    for number, _, line in lines(path):
         where = place(path, number)
         yield where, parse_object(line, where)
 
 
-def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, line) of every line that is not blank, one in memory at a time."""
+def lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """(number from 1, offset in bytes, line) of every line that is not blank, one in memory at a time."""
     try:
         with open(path, "rb", buffering=1 << 20) as handle:
-            number = 0
+            number = offset = 0
             while line := handle.readline(MAX_RECORD + 1):
-                number += 1
+                number, start, offset = number + 1, offset, offset + len(line)
                 if len(line) > MAX_RECORD:
                     size = f"{MAX_RECORD >> 20} MiB"
                     raise WorkbenchError(f"{place(path, number)}: a line over {size}, expected one record")
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if not line.isspace() and line:
-                    yield number, line
+                if number == 1 and line.startswith(b"\xef\xbb\xbf"):
+                    line, start = line[3:], 3
+                if line and not line.isspace():
+                    yield number, start, line
     except OSError as error:
         raise WorkbenchError(f"{path}: cannot be read ({error.strerror})") from None
 

@@ -1,0 +1,152 @@
+"""verl-agent family: per-turn dumps of sampled tokens with student and teacher log-probs (SDAR, AgentOPSD).
+
+Written as step_<N>.jsonl when SAVE_SDAR_DEBUG=1 (github ZJU-REAL/SDAR, 8b85c23, skillsd_ray_trainer.py) or
+SAVE_CGTD_DEBUG=1 (github ZethWang/AgentOPSD, 0c478b2, opsd_ray_trainer.py); the second adds seq_advantage and
+token_advantages. One line a turn: only tokens of the response mask are written, and turns whose mask is empty are not.
+The student's log-probs are the trainer's own pass over the policy that sampled, which PPO's ratio starts from.
+Both trainers fill a batch with copies of rows and may reorder it, so a trajectory's turns lie anywhere in the file and
+some come twice: they are gathered by traj_uid and put in the order of turn_step, copies kept for the audit to count.
+"""
+
+import re
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from ..errors import WorkbenchError
+from . import ndjson
+from .base import (
+    SourceEpisode,
+    SourceTurn,
+    first_record,
+    floats,
+    ids,
+    integer,
+    is_record,
+    lines,
+    number,
+    parse_object,
+    place,
+    text,
+)
+
+NAME = "verl_agent"
+DESCRIPTION = "per-turn debug dumps of the verl-agent family: tokens with student and teacher log-probs"
+LACKS = ("observation", "action", "context_ids", "mask", "group", "task", "success", "valid", "truncated")
+
+_NUMBERS = pl.List(pl.Float64)
+_SCHEMA = {
+    "global_step": pl.Int64,
+    "turn_step": pl.Int64,
+    "traj_uid": pl.String,
+    "sample_idx": pl.Int64,
+    "episode_reward": pl.Float64,
+    "episode_length": pl.Float64,
+    "response_length": pl.Float64,
+    "seq_advantage": pl.Float64,
+    "tokens": pl.List(pl.String),
+    "token_ids": pl.List(pl.Int64),
+    "student_log_probs": _NUMBERS,
+    "teacher_log_probs": _NUMBERS,
+    "gaps": _NUMBERS,
+    "token_advantages": _NUMBERS,
+}
+_UID = re.compile(
+    rb'"traj_uid"\s*:\s*"([^"\\]*)"'
+)  # quotes inside of a string are escaped, so this finds the name only
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    return is_record(first_record(head), "traj_uid", "turn_step", "token_ids")
+
+
+def read(path: Path) -> Iterator[SourceEpisode]:
+    """One episode a trajectory, in order of first appearance. Holds a few numbers a line and about 16 MiB of lines."""
+    owner, offsets = _index(path)
+    order = np.argsort(owner, kind="stable")
+    pending: list[SourceTurn] = []
+    episode: dict[str, Any] = {}
+    for where, record in _in_order(path, order, offsets):
+        uid = text(record, "traj_uid", where)
+        if pending and uid != episode["traj_uid"]:
+            yield _episode(episode, pending)
+            pending = []
+        if not pending:
+            episode = record | {"where": where}
+        same = ("global_step", "episode_reward")
+        differs = next((name for name in same if record.get(name) != episode.get(name)), None)
+        if differs:
+            raise WorkbenchError(
+                f"{where}: {differs} {record.get(differs)} of trajectory {uid!r} is {episode.get(differs)} at "
+                f"{episode['where']}, expected one value a trajectory"
+            )
+        pending.append(_turn(record, where))
+    if pending:
+        yield _episode(episode, pending)
+
+
+def _index(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) the trajectory of each line, and (N,3) its number, start and end in bytes."""
+    uids: dict[bytes, int] = {}
+    owner, offsets = array("q"), array("q")
+    for line_number, start, line in lines(path):
+        found = _UID.search(line)
+        if found is None:
+            where = place(path, line_number)
+            uid = text(parse_object(line, where), "traj_uid", where).encode()
+        else:
+            uid = found[1]
+        owner.append(uids.setdefault(uid, len(uids)))
+        offsets.extend((line_number, start, start + len(line)))
+    return np.frombuffer(owner, np.int64), np.frombuffer(offsets, np.int64).reshape(-1, 3)
+
+
+def _in_order(path: Path, order: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[str, dict[str, Any]]]:
+    chunk: list[tuple[int, bytes]] = []
+    size = 0
+    with open(path, "rb") as handle:
+        for line_number, start, end in offsets[order].tolist():
+            handle.seek(start)
+            chunk.append((line_number, handle.read(end - start)))
+            size += end - start
+            if size >= ndjson.CHUNK:
+                yield from ndjson.parse(chunk, path, _SCHEMA)
+                chunk, size = [], 0
+    yield from ndjson.parse(chunk, path, _SCHEMA)
+
+
+def _turn(record: dict[str, Any], where: str) -> SourceTurn:
+    def optional(name: str) -> np.ndarray | None:
+        return None if record.get(name) is None else floats(record[name], name, where)
+
+    pieces = record.get("tokens")
+    if pieces is not None and not (isinstance(pieces, list) and all(isinstance(piece, str) for piece in pieces)):
+        raise WorkbenchError(f"{where}: tokens holds something else than strings, expected a list of strings")
+    info = {"where": where, "gaps": optional("gaps")} | ({} if pieces is None else {"pieces": pieces})
+    return SourceTurn(
+        response="".join(pieces or ()),
+        token_ids=ids(record.get("token_ids"), "token_ids", where),
+        logprobs=optional("student_log_probs"),
+        teacher_logprobs=optional("teacher_log_probs"),
+        advantages=optional("token_advantages"),
+        turn=integer(record, "turn_step", where),
+        info=info,
+    )
+
+
+def _episode(record: dict[str, Any], turns: list[SourceTurn]) -> SourceEpisode:
+    where = record["where"]
+    return SourceEpisode(
+        turns=tuple(sorted(turns, key=lambda turn: turn.turn)),
+        step=integer(record, "global_step", where, 0),
+        episode=record["traj_uid"],
+        reward=number(record, "episode_reward", where, None),
+        advantage=number(record, "seq_advantage", where, None),
+        fidelity="token",
+        where=where,
+        info={"episode_length": number(record, "episode_length", where, None)},
+    )
