@@ -6,7 +6,7 @@ from IPython.display import display
 
 from ..runs.folder import RunFolder
 from . import curves
-from .display import bundle
+from .display import MIME, bundle
 
 
 class Live:
@@ -21,6 +21,7 @@ class Live:
             return
         self.drawn = found
         figure = bundle(curves.success(self.folder.read("evals"), self.folder.read("steps")))
+        del figure[MIME]  # JupyterLab does not draw plotly's own form again when an output is updated, HTML it does
         if self.handle is None:
             self.handle = display(figure, raw=True, display_id=True)
         else:
