@@ -20,13 +20,13 @@ for file in source.table_files("evals")[:3]:
     while not Path("next").exists():
         time.sleep(0.05)
     Path("next").unlink()
-
 """
 POINTS = """() => {
   const plots = [...document.querySelectorAll('.js-plotly-plot')].filter(p => p.offsetParent);
   const held = t => (t.name || '').startsWith('heldout (') && t.x;
   return plots.map(p => Math.max(...p.data.filter(held).map(t => t.x.length)));
 }"""
+
 
 def test_the_curve_grows_in_its_place(browser, lab, artifacts):
     lab.write("live.ipynb", SETUP, GROW)
