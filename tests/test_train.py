@@ -18,7 +18,7 @@ from workbench.reuse.dgg import Decision
 from workbench.reuse.lm_head import IsolatedHead
 from workbench.runs import RunFolder
 from workbench.train import TrainConfig, Trainer
-from workbench.update import Diverged, UpdateConfig, accumulate
+from workbench.update import Diverged, UpdateConfig, accumulate, teacher_logprobs
 
 SMALL = {
     "steps": 2, "tasks_per_step": 2, "group_size": 4, "live_episodes": 5, "eval_games": 3, "eval_every": 2,
@@ -131,7 +131,7 @@ def test_layouts_and_micro_batches_give_one_gradient(opsd):
     got = {}
     for layout in ("episode", "turn"):
         batch = Batch.from_episodes(episodes, layout, trainer.policy.pad_id)
-        batch = batch.with_(teacher_logprobs=trainer._teacher_logprobs(batch, trainer.teacher_rows(batch, episodes)))
+        batch = batch.with_(teacher_logprobs=teacher_logprobs(batch, trainer.teacher_rows(batch, episodes)))
         advantages = trainer.method.credit(batch).advantages
         for micro in (300, 100_000):
             trainer.policy.model.zero_grad()

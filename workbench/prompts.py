@@ -105,6 +105,10 @@ class Chat:
             return int(bos is not None and len(first := self.first("x")) > 0 and first[0] == bos)
         return len(self._ids(self._head))
 
+    def opening(self, count: int) -> np.ndarray:
+        """The first `count` tokens of every prompt."""
+        return self.first("x")[:count]
+
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 

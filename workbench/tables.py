@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
 from torch import Tensor
 
 from .loss import masked_mean
@@ -53,21 +52,6 @@ def turns_frame(
     the rows of an episode one after another are what the policy saw. tokens: (B,T) tensors named as TOKEN_LISTS, None
     where the method has none. pieces: token ids -> their strings.
     """
-    owner = torch.where(batch.counted, batch.episode_index[:, None], -1)
-    b, t = torch.nonzero(batch.counted, as_tuple=True)
-    key = owner[b, t] * batch.turn_mask.shape[1] + batch.turn_index[b, t]
-    order = torch.argsort(key, stable=True)
-    counts = torch.unique_consecutive(key[order], return_counts=True)[1]
-    flat = {n: None if v is None else v[b, t][order].float().cpu().numpy() for n, v in tokens.items()}
-    offsets = np.concatenate([[0], counts.cumsum(0).cpu().numpy()])
-
-    def as_lists(values: np.ndarray | None, dtype: pl.DataType) -> pl.Series:
-        if values is None:
-            return pl.Series([None] * (len(offsets) - 1), dtype=pl.List(dtype))
-        return pl.Series(
-            [values[i:j].tolist() for i, j in zip(offsets, offsets[1:], strict=False)], dtype=pl.List(dtype)
-        )
-
     turns = [(i, k, turn) for i, e in enumerate(episodes) for k, turn in enumerate(e.turns)]
     contexts = [context for e in episodes for context in _contexts(e)]
     columns: dict[str, Any] = {
@@ -86,14 +70,32 @@ def turns_frame(
         "token_ids": pl.Series([t.response_ids.tolist() for _, _, t in turns], dtype=pl.List(pl.Int32)),
         "pieces": pl.Series([pieces(t.response_ids) for _, _, t in turns], dtype=pl.List(pl.String)),
     }
-    columns |= {name: as_lists(flat.get(name), pl.Float32) for name in TOKEN_LISTS}
-    place = torch.tensor([[i, k] for i, k, _ in turns])
-    for name in TURN_SCALARS:
-        dtype = pl.Boolean if name == "pivotal" else pl.Float64
-        values = credit.turns.get(name)
-        got = [None] * len(turns) if values is None else values.cpu()[place[:, 0], place[:, 1]].tolist()
-        columns[name] = pl.Series(got, dtype=dtype)
+    columns |= {name: token_lists(batch, tokens.get(name)) for name in TOKEN_LISTS}
+    columns |= turn_scalars(batch, credit.turns)
     return pl.DataFrame(columns)
+
+
+def token_lists(batch: Batch, values: Tensor | None) -> pl.Series:
+    """Token values (B,T) as one list a turn, in order of episode and turn; nulls where there are none."""
+    turns = int(batch.turn_counts.sum())
+    if values is None:
+        return pl.Series([None] * turns, dtype=pl.List(pl.Float32))
+    places, owners, sizes = batch.tokens_by_turn()
+    flat = values.reshape(-1)[places].float().cpu().numpy()
+    ends = np.cumsum(sizes.cpu().numpy())
+    # A turn that a second row repeats comes again, after the row that counts.
+    first = np.diff(owners.cpu().numpy(), prepend=-1) != 0
+    spans = zip(ends[first] - sizes.cpu().numpy()[first], ends[first], strict=True)
+    return pl.Series([flat[i:j].tolist() for i, j in spans], dtype=pl.List(pl.Float32))
+
+
+def turn_scalars(batch: Batch, table: dict[str, Tensor]) -> dict[str, pl.Series]:
+    """The columns TURN_SCALARS from a credit's turn table, in order of episode and turn; nulls where it has none."""
+    columns = {}
+    for name in TURN_SCALARS:
+        got = table[name][batch.turn_mask].tolist() if name in table else [None] * int(batch.turn_counts.sum())
+        columns[name] = pl.Series(got, dtype=pl.Boolean if name == "pivotal" else pl.Float64)
+    return columns
 
 
 def _contexts(episode: Episode) -> list[tuple[np.ndarray, bool]]:

@@ -33,7 +33,7 @@ from .rollout import Job, Limits, Teacher, play
 from .runs.folder import RunFolder
 from .settings import TrainConfig, load_policy
 from .skills import SkillBank, privileged_inputs, skill_ids
-from .update import Diverged, TeacherRows, UpdateConfig, accumulate
+from .update import Diverged, TeacherRows, UpdateConfig, accumulate, teacher_logprobs
 
 _TASKS, _TRAIN, _PANEL = 1, 2, 3  # purposes of a random draw
 
@@ -133,7 +133,8 @@ class Trainer:
         if self.method.anchors:
             batch = batch.with_(anchors=self.method.anchors(episodes).to(policy.device))
         if self.scores_teacher:
-            batch = batch.with_(teacher_logprobs=self._teacher_logprobs(batch, self.teacher_rows(batch, episodes)))
+            rows = self.teacher_rows(batch, episodes)
+            batch = batch.with_(teacher_logprobs=teacher_logprobs(batch, rows, c.temperature))
         if self.reference:
             ref, _ = self.reference.score_rows(batch.input_ids, batch.lengths, batch.response_mask, c.temperature)
             batch = batch.with_(reference_logprobs=ref)
@@ -309,16 +310,6 @@ class Trainer:
         """The batch's rows with each episode's skill text in them, for the weights that read them as teacher."""
         skills = skill_ids(self.teacher.bank, self.policy.tokenizer, episodes)
         return TeacherRows(self.reader, *privileged_inputs(batch, skills, self.teacher.insert_at))
-
-    def _teacher_logprobs(self, batch: Batch, rows: TeacherRows) -> torch.Tensor:
-        b, t = torch.nonzero(batch.response_mask, as_tuple=True)
-        there = t + rows.shift[b]
-        mask = torch.zeros(rows.input_ids.shape, dtype=torch.bool, device=there.device)
-        mask[b, there] = True
-        scored, _ = rows.policy.score_rows(rows.input_ids, rows.lengths, mask, self.config.temperature)
-        out = torch.zeros_like(batch.old_logprobs)
-        out[b, t] = scored[b, there]
-        return out
 
     def _first_policy(self) -> Policy:
         """A frozen copy of the policy: made before a checkpoint is read, it is the one that training began with."""

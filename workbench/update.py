@@ -51,6 +51,18 @@ class TeacherRows:
         return hidden[b, t + self.shift[rows][b] - 1]
 
 
+def teacher_logprobs(batch: Batch, rows: TeacherRows, temperature: float = 1.0) -> Tensor:
+    """(B,T) log-probs of the batch's sampled tokens as the teacher sees them, 0 off the mask."""
+    b, t = torch.nonzero(batch.response_mask, as_tuple=True)
+    there = t + rows.shift[b]
+    mask = torch.zeros(rows.input_ids.shape, dtype=torch.bool, device=there.device)
+    mask[b, there] = True
+    scored, _ = rows.policy.score_rows(rows.input_ids, rows.lengths, mask, temperature)
+    out = torch.zeros_like(batch.old_logprobs)
+    out[b, t] = scored[b, there]
+    return out
+
+
 @dataclass(frozen=True)
 class Gradient:
     """What one backward pass saw: log-probs and entropy (B,T) of the current policy, and scalars of the loss."""
