@@ -1,18 +1,20 @@
 /* The explorer's page side: one ES module, no build step, no network. A host calls render({model, el}).
 
-   THE HOST. In a notebook anywidget is the host and a kernel answers. A static page can be one as well: all that is used
-   of `model` is get(name), set(name, value), save_changes(), on(event, f), off(event, f) and send(message), with
+   THE HOST. In a notebook anywidget is the host and a kernel answers. A static page can be one as well: this module (joined
+   with what it imports by widgets/page.py) exports {render} by default, and all that is used of `model` is get(name),
+   set(name, value), save_changes(), on(event, f), off(event, f) and send(message), with
      names    link, color, filter, search, sort (texts; sort is "column" or "-column", descending), height (px)
      events   "change:<name>" when the host changed one of them, and "msg:custom" with (message, buffers).
+   Around it an element of class cw-own-scheme makes it follow the reader's light or dark preference.
 
    THE PROTOCOL. The page sends {id, request, args}; the host answers by "msg:custom" with {id, answer} and buffers (a list
    of DataViews or ArrayBuffers), or {id, error: "one line"}. A message {event: "refreshed"} makes the page read anew.
    Rows are those of widgets/data.py, whose docstrings say what each name is:
      open {}                   -> {run, experiment, method, episodes, groups, steps, columns, text_columns, beliefs, labels,
-                                   signals: [{name, label, unit, meaning, centre, flip}], notes: may notes be written}
+                                   signals: [{name, label, unit, meaning, centre, flip}], notes: whether notes may be written}
      rows {where, text, sort, descending, start, count, at: [step, episode] or null}
                                -> {total, rows, picks: {best: [step, episode], ...}, index: place of `at` or null}
-                                  where: [{column, op, value}], parsed from the filter line by parseFilter below
+                                  where: [{column, op, value}], parsed from the filter line by list.js
      groups {where, text, start, count} -> {total, rows}
      episode {step, episode}   -> {episode: row, turns: [numbers, action, n_tokens]}; no token is sent
      window {step, episode, first, last, start} -> {turns: [{turn, observation, observation_chars, action, response, cells,
@@ -28,6 +30,7 @@
    Text of a run or a note is hostile by assumption: it reaches the page as text nodes and titles alone. */
 
 import { clamp, client, colours, debounce, h, known, line, number, plain, themeOf } from "./page.js";
+import { Comparison } from "./comparison.js";
 import { COLUMNS, List, parseLink, writeLink } from "./list.js";
 import { Notes } from "./notes.js";
 import { beliefStrip, Transcript } from "./transcript.js";
@@ -200,7 +203,7 @@ class View {
     try { shell = await this.ask("episode", { step, episode }); } catch (error) { return this.said(error.message, true); }
     if (step !== this.at.step || episode !== this.at.episode) return;
     this.shown = shell;
-    if (this.comparison) await this.drawComparison();
+    if (this.comparison) await this.comparison.show();
     else this.drawTranscript();
     this.arrived();
   }
@@ -301,63 +304,12 @@ class View {
     this.tip.style.top = `${below + offsetHeight < root.height || above < 0 ? below : above}px`;
   }
 
-  // Members of a group side by side, from the first turn at which they part
-
   async compare(on) {
-    this.comparison = on ? { members: null } : null;
+    this.comparison = on ? new Comparison(this) : null;
     this.comparing.classList.toggle("cw-on", on);
-    if (on) await this.drawComparison();
+    if (on) await this.comparison.show();
     else this.drawTranscript();
     this.arrived();
-  }
-
-  async drawComparison() {
-    const { step, episode } = this.at;
-    try {
-      const { members } = await this.ask("compare", { step, episode });
-      const other = members.slice(1).filter((m) => m.outcome !== members[0].outcome);
-      const picked = this.comparison.picked?.filter((e) => members.some((m) => m.episode === e)) ?? [];
-      this.comparison = { members, base: episode, picked: picked.length && this.comparison.base === episode ? picked : [(other[0] ?? members[1])?.episode].filter((e) => e != null) };
-      await this.layComparison();
-    } catch (error) { this.said(error.message, true); }
-  }
-
-  async layComparison() {
-    const { members, picked, open } = this.comparison, step = this.at.step;
-    const shown = [members[0], ...picked.map((e) => members.find((m) => m.episode === e))];
-    const shells = await Promise.all(shown.map((m) => (m.episode === this.shown.episode.episode ? this.shown : this.ask("episode", { step, episode: m.episode }))));
-    for (const old of this.transcripts) old.close();
-    this.transcripts = shells.map((shell) => new Transcript(this, shell, this.main));
-    const part = Math.min(...shown.slice(1).map((m) => m.differs ?? Infinity)), rows = Math.max(...shells.map((x) => x.turns.length));
-    const same = Number.isFinite(part) ? part : 0;
-    const chips = members.slice(1).map((m) => h("button", { class: picked.includes(m.episode) ? "cw-on" : "", title: m.differs == null ? "the same throughout" : `the same up to turn ${m.differs}`,
-      onclick: () => this.chooseMember(m.episode) }, `${m.outcome ? "✓" : "✗"} ${m.episode}`));
-    const heads = shown.map((m) => h("div", { class: "cw-colhead" }, h("i", { class: m.outcome ? "cw-won" : "cw-lost" }, m.outcome ? "✓" : "✗"), h("b", {}, ` episode ${m.episode} `), `return ${number(m.return)}, A ${number(m.advantage, true)}`));
-    const grid = h("div", { class: "cw-columns", style: `grid-template-columns:repeat(${shown.length},minmax(210px,1fr))` }, ...heads);
-    if (same > 0) grid.append(h("button", { class: "cw-wide cw-shared", onclick: () => { this.comparison.open = !open; this.layComparison(); } },
-      `${open ? "▾" : "▸"} ${same === 1 ? "turn 0 is" : `turns 0 to ${same - 1} are`} the same: ${shells[0].turns.slice(0, same).map((t) => line(t.action)).join(" → ").slice(0, 160)}`));
-    for (let k = open ? 0 : same; k < rows; k++) {
-      if (k === same && Number.isFinite(part)) grid.append(h("div", { class: "cw-wide cw-part" }, this.parting(shown, part, shells)));
-      for (const transcript of this.transcripts) grid.append(transcript.blocks[k]?.el ?? h("div", { class: "cw-none" }, k === transcript.blocks.length ? "ended" : ""));
-    }
-    this.main.className = "cw-main cw-comparing";
-    this.main.replaceChildren(h("div", { class: "cw-chips" }, "beside it: ", ...chips), grid);
-    this.main.scrollTop = 0;
-    this.repaint();
-  }
-
-  parting(shown, part, shells) {
-    const [mine, theirs] = [shown[0], shown.slice(1).find((m) => m.differs === part)], action = (i) => `“${line(shells[i].turns[part]?.action).slice(0, 60)}”`;
-    if (!theirs.same_state) return `Turn ${part}: the first difference; what they saw differs already.`;
-    const { credit, other_credit: other } = theirs, opposite = known(credit) && known(other) && credit * other < 0;
-    return `Turn ${part}: same state, different action${opposite ? ", opposite credit" : ""}. Episode ${mine.episode} ${action(0)} ${number(credit, true)}; episode ${theirs.episode} ${action(shown.indexOf(theirs))} ${number(other, true)}.`;
-  }
-
-  chooseMember(episode) {
-    const { picked } = this.comparison;
-    const next = picked.includes(episode) ? picked.filter((e) => e !== episode) : [...picked, episode];
-    if (next.length) this.comparison.picked = next;
-    this.layComparison();
   }
 
   noted() {

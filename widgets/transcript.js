@@ -1,4 +1,4 @@
-import { clamp, colours, h, known, line, number, plain, s, typed } from "./page.js";
+import { colours, h, known, line, number, plain, s, typed } from "./page.js";
 
 const BATCH = 24, TOKENS = 4096;
 

@@ -39,20 +39,31 @@ def artifacts(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator:
+def chromium() -> Path:
+    """The browser's path."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
         _missing("playwright is not installed; it is one of the test requirements")
     named = os.environ.get("CHROMIUM")
     found = named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        with sync_playwright() as playwright:
+            found = playwright.chromium.executable_path
+    if not Path(found).is_file():
+        _missing(NEEDED)
+    return Path(found)
+
+
+@pytest.fixture(scope="module")
+def browser(chromium) -> Iterator:
+    """The browser, closed with its module: Playwright's event loop must be gone when a test starts one of its own."""
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
-        found = found or playwright.chromium.executable_path
-        if not Path(found).is_file():
-            _missing(NEEDED)
-        chromium = playwright.chromium.launch(executable_path=found, args=FLAGS)
-        yield chromium
-        chromium.close()
+        running = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield running
+        running.close()
 
 
 class Lab:
@@ -118,7 +129,7 @@ class Lab:
 
 
 @pytest.fixture(scope="session")
-def lab(browser, tmp_path_factory) -> Iterator[Lab]:
+def lab(chromium, tmp_path_factory) -> Iterator[Lab]:
     server = Lab(tmp_path_factory.mktemp("lab"))
     yield server
     server.stop()

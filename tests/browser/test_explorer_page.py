@@ -304,6 +304,32 @@ def lowest_contrast(view):
     )
 
 
+def test_a_long_turn_comes_in_parts(browser, lab):
+    made, n = synthetic_run.write(lab.folder / "long", n_steps=1, groups=1, size=2), 9000
+    turns = made.read("turns")
+    lists = {c: turns[c].dtype for c in turns.columns if turns.schema[c].base_type() == pl.List and c != "pieces"}
+    long = [pl.lit(pl.Series([[float(i % 7) for i in range(n)]]).cast(t)).first().alias(c) for c, t in lists.items()]
+    pieces = pl.lit(pl.Series([[f"Ġw{i}" for i in range(n)]])).first().alias("pieces")
+    made.write_table("turns", 1, turns.with_columns(pieces, *long, response=pl.lit("")))
+    lab.write("long.ipynb", RUN.format(run=str(made.path)))
+    page = browser.new_page(viewport=WIDE)
+    view = Notebook(page, lab, "long.ipynb")
+    first = view.locator(".cw-agent").first
+    tokens = "document.querySelector('.cw-agent').querySelectorAll('.cw-tok').length"
+    assert page.evaluate(tokens) == 4096 and "4904 more tokens" in first.inner_text()
+    for _ in range(3):
+        end = "(main) => { const a = main.querySelector('.cw-agent'); main.scrollTop = a.offsetTop + a.offsetHeight; }"
+        view.locator(".cw-main").evaluate(end)
+        page.wait_for_timeout(400)
+    assert page.evaluate(tokens) == n and "more tokens" not in first.inner_text()
+    last = first.locator(".cw-tok").last
+    last.scroll_into_view_if_needed()
+    last.hover()
+    view.says(".cw-tip", "token 8999 of turn 0")
+    assert view.errors == []
+    page.close()
+
+
 def test_text_from_a_rollout_never_runs(browser, lab, artifacts):
     made = synthetic_run.write(lab.folder / "hostile", n_steps=1, groups=1, size=4)
     bad = pl.lit(HOSTILE)
