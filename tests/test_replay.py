@@ -1,0 +1,250 @@
+"""A recorded step becomes the batch it was, and every method's credit on it is the credit of the original."""
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from make_batch import by_token, make_batch, make_episodes, make_gaps, take_rows
+
+from workbench import loss, shipped, tables
+from workbench.credit import gigpo, grpo
+from workbench.errors import WorkbenchError
+from workbench.figures.replay import with_beliefs
+from workbench.methods import METHODS, method
+from workbench.records import Credit
+from workbench.replay import batch_of, credit_by_method, credit_of, episodes_of
+from workbench.runs import RunFolder
+
+STEP = 7
+OBSERVATIONS = ("You are in the hall.", "You are in the hall.", "You see a lamp.")
+TEACHER = {"agent_opsd", "agent_opsd_dgg", "rlsd", "step_opsd", "sdar", "grpo_opsd", "skill_sd", "opd", "opsd"}
+
+
+def single(values):
+    """As a run's tables keep them."""
+    return values.float().double()
+
+
+def played():
+    rng = np.random.default_rng(5)
+    return [
+        replace(
+            episode,
+            turns=[
+                replace(
+                    turn, observation=OBSERVATIONS[rng.integers(3)], action=f"go {k}", reward=rng.integers(-4, 5) / 4
+                )
+                for k, turn in enumerate(episode.turns)
+            ],
+        )
+        for episode in make_episodes()
+    ]
+
+
+def recorded(layout="episode", reward="outcome"):
+    """A batch, and the tables that a training step leaves of it."""
+    episodes = played()
+    batch = make_batch(episodes, make_gaps(episodes), layout, reward=reward)
+    entropy = torch.rand(batch.input_ids.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    batch = batch.with_(
+        teacher_logprobs=single(batch.teacher_logprobs), entropy=single(entropy), anchors=gigpo.anchors(episodes)
+    )
+    tokens = {name: getattr(batch, name) for name in ("old_logprobs", "teacher_logprobs", "entropy")}
+    plain = grpo.credit(batch)
+    turns = tables.turns_frame(
+        STEP, episodes, batch, Credit(plain.advantages), tokens, lambda ids: [str(i) for i in ids]
+    )
+    heads = tables.episodes_frame(STEP, episodes, plain.turns["turn_advantage"][:, 0], batch.outcome)
+    return batch, turns, heads
+
+
+@pytest.fixture(scope="module")
+def run():
+    return recorded()
+
+
+@pytest.mark.parametrize(("layout", "reward"), [("episode", "outcome"), ("turn", "outcome"), ("turn", "return")])
+def test_credit_on_the_rebuilt_batch_is_credit_on_the_original_for_every_method(layout, reward):
+    batch, turns, heads = recorded(layout, reward)
+    shuffled = turns.sample(fraction=1, shuffle=True, seed=1), heads.sample(fraction=1, shuffle=True, seed=2)
+    again, _ = batch_of(*shuffled, STEP, reward)
+    for name in METHODS:
+        built = method(name)
+        want, got = built.credit(batch, 3), built.credit(again, 3)
+        mine, theirs = by_token(again, got.advantages), by_token(batch, want.advantages)
+        assert mine == pytest.approx(theirs, abs=1e-6), name
+        assert any(theirs.values()), name
+        for column, table in want.turns.items():
+            torch.testing.assert_close(got.turns[column], table, atol=1e-6, rtol=0)
+    done, _ = credit_by_method(again)
+    for name, each in done.items():
+        original = credit_of(batch, method(name))
+        for field in ("push", "slope"):
+            mine = by_token(again, getattr(each, field))
+            assert mine == pytest.approx(by_token(batch, getattr(original, field)), abs=1e-6), (name, field)
+
+
+def test_the_batch_holds_what_was_recorded(run):
+    batch, turns, heads = run
+    again, order = batch_of(turns, heads, STEP)
+    assert again.old_logprobs.dtype == torch.float64
+    for name in ("old_logprobs", "teacher_logprobs", "entropy", "input_ids"):
+        assert by_token(again, getattr(again, name)) == by_token(batch, getattr(batch, name)), name
+    for name in ("outcome", "reward", "turn_rewards", "group_index", "turn_tokens"):
+        assert torch.equal(getattr(again, name), getattr(batch, name).to(getattr(again, name).dtype)), name
+    same = batch.anchors[:, :, None, None] == batch.anchors
+    assert torch.equal((again.anchors[:, :, None, None] == again.anchors), same)
+    assert again.lengths.tolist() == [1 + sum(len(t.response_ids) for t in e.turns) for e in played()]
+    assert order == turns.sort("episode", "turn").select("episode", "turn").rows()
+    rows, columns = again.response_mask.nonzero(as_tuple=True)
+    found = zip(rows.tolist(), again.turn_index[rows, columns].tolist(), strict=True)
+    assert list(dict.fromkeys(found)) == order, "in the order of the batch's tokens"
+    assert again.reference_logprobs is None
+
+
+def test_episodes_keep_their_texts_and_numbers(run):
+    _, turns, heads = run
+    shifted = [f.with_columns(episode=pl.col("episode") * 10 + 3) for f in (turns, heads)]
+    got = episodes_of(*shifted, STEP)
+    for mine, original in zip(got, played(), strict=True):
+        assert (mine.task, mine.group, mine.outcome) == (original.task, original.group, original.outcome)
+        assert mine.total_reward == original.total_reward and mine.contiguous
+        for a, b in zip(mine.turns, original.turns, strict=True):
+            assert (a.observation, a.action, a.reward, a.valid) == (b.observation, b.action, b.reward, b.valid)
+            assert a.response_ids.tolist() == b.response_ids.tolist() and a.logprobs.tolist() == b.logprobs.tolist()
+    assert batch_of(*shifted, STEP)[1][0] == (3, 0)
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n != "opsd"])
+def test_slopes_are_the_gradient_of_the_whole_loss(name, run):
+    batch, _ = batch_of(*run[1:], STEP)
+    built, old = method(name), batch.old_logprobs
+    each = credit_of(batch, built, max_tokens=40)
+    logp = old.clone().requires_grad_()
+    own = built.loss
+    ratio_logp = loss.sequence_form(logp, old, batch.turn_index, own.ratio)
+    weights, mean = loss.token_weights(batch, own.aggregation, 40), loss.token_weights(batch, "token_mean")
+    total = (weights * own.pg_coef * loss.surrogate(ratio_logp, old, each.credit.advantages, **own.clip)).sum()
+    assert (each.aux_slope is None) == (built.aux is None)
+    if built.aux:
+        aux = (mean * built.aux.loss(logp, batch.teacher_logprobs, old, batch.entropy)).sum()
+        torch.testing.assert_close(each.aux_slope, torch.autograd.grad(aux, logp, retain_graph=True)[0])
+        total = total + aux
+    torch.testing.assert_close(each.slope, torch.autograd.grad(total, logp)[0])
+    added = 0 if each.aux_slope is None else each.aux_slope * batch.counted.sum()
+    torch.testing.assert_close(each.push, own.pg_coef * each.credit.advantages - added)
+    assert not each.push[~batch.response_mask].any() and not each.slope[~batch.response_mask].any()
+
+
+def test_a_repeated_row_changes_no_credit(run):
+    batch = run[0]
+    twice = take_rows(batch.with_(entropy=None), [*range(len(batch.lengths)), 0, 2])
+    for name, each in credit_by_method(twice)[0].items():
+        assert by_token(twice, each.push) == pytest.approx(by_token(batch, credit_of(batch, method(name)).push)), name
+
+
+def test_what_was_not_recorded_leaves_methods_out_and_says_why(run):
+    _, turns, heads = run
+    done, left_out = credit_by_method(batch_of(turns, heads, STEP)[0])
+    assert list(left_out) == ["opsd"] and "whole distributions" in left_out["opsd"]
+    assert list(done) == [n for n in METHODS if n != "opsd"]
+    bare = turns.drop("teacher_logprobs").with_columns(entropy=None, observation=pl.lit(""))
+    batch, _ = batch_of(bare, heads, STEP)
+    assert batch.teacher_logprobs is None and batch.entropy is None and batch.anchors is None
+    done, left_out = credit_by_method(batch)
+    assert set(left_out) == TEACHER | {"gigpo"} and not set(done) & set(left_out)
+    assert "recorded without one" in left_out["rlsd"] and "observation texts" in left_out["gigpo"]
+    with pytest.raises(WorkbenchError, match="method rlsd reads the log-probs of a privileged teacher"):
+        credit_of(batch, method("rlsd"))
+    no_entropy, _ = batch_of(turns.drop("entropy"), heads, STEP)
+    _, left_out = credit_by_method(no_entropy, ["sdar"], {"sdar": {"gate": "entropy"}})
+    assert left_out == {"sdar": "opens its gate by entropy, and the policy's entropy was not recorded"}
+    assert not credit_by_method(no_entropy, ["sdar", "opsd"], {"opsd": {"coef": 0.0}})[1]
+
+
+def test_names_options_and_the_training_step_are_heeded(run):
+    _, turns, heads = run
+    batch, _ = batch_of(turns, heads, STEP)
+    options = {"agent_opsd": {"lam": 0.0}, "rlsd": {"form": "released", "decay_steps": 10}}
+    done, _ = credit_by_method(batch, ["grpo", "agent_opsd", "rlsd"], options, step=10)
+    assert list(done) == ["grpo", "agent_opsd", "rlsd"]
+    for name in ("agent_opsd", "rlsd"):
+        assert torch.equal(done[name].push, done["grpo"].push)
+    near = {"gigpo": {"similarity": 0.1}}
+    with pytest.raises(WorkbenchError, match="option similarity labels states anew, which needs the episodes"):
+        credit_by_method(batch, ["gigpo"], near)
+    merged, _ = credit_by_method(batch, ["gigpo"], near, episodes=episodes_of(turns, heads, STEP))
+    exact, _ = credit_by_method(batch, ["gigpo"], episodes=episodes_of(turns, heads, STEP))
+    assert torch.equal(exact["gigpo"].push, credit_of(batch, method("gigpo")).push)
+    assert not torch.allclose(merged["gigpo"].push, exact["gigpo"].push)
+    with pytest.raises(WorkbenchError, match="unknown method 'gripo'; did you mean 'g"):
+        credit_by_method(batch, ["gripo"])
+    with pytest.raises(WorkbenchError, match="options are given for 'rlsd', which is not among the methods grpo"):
+        credit_by_method(batch, ["grpo"], {"rlsd": {}})
+
+
+def test_the_figures_beliefs_are_the_replayed_ones(run):
+    _, turns, heads = run
+    batch, order = batch_of(turns, heads, STEP)
+    table = credit_of(batch, method("agent_opsd")).credit.turns
+    rate = heads.with_columns(prior=pl.col("outcome").mean().over("group"))
+    drawn = with_beliefs(turns, rate).sort("episode", "turn")
+    assert drawn.select("episode", "turn").rows() == order
+    for name in ("evidence", "belief", "revision", "z", "weight", "turn_advantage"):
+        assert drawn[name].to_list() == pytest.approx(table[name][batch.turn_mask].tolist(), abs=1e-6), name
+
+
+def test_the_shipped_run_recorded_what_its_method_is_replayed_to():
+    if not shipped.data("recorded_run", "config.json").is_file():
+        pytest.skip("no recorded run is shipped in data/recorded_run")
+    source = RunFolder.open(shipped.data("recorded_run"))
+    turns, heads = source.read("turns"), source.read("episodes")
+    built = method(source.config["method"], **source.config["method_options"])
+    for step in turns["step"].unique():
+        batch, _ = batch_of(turns, heads, step)
+        each = credit_of(batch, built, step)
+        rows = turns.filter(pl.col("step") == step).sort("episode", "turn")
+        for column, values in (("advantage", each.credit.advantages), ("dloss_dlogp", each.slope)):
+            want = torch.from_numpy(rows[column].explode().to_numpy(writable=True)).double()
+            torch.testing.assert_close(values[batch.response_mask], want, atol=2e-6, rtol=1e-5)
+
+
+def put(column, value, episode=3, turn=2):
+    here = (pl.col("episode") == episode) & (pl.col("turn") == turn)
+    return lambda t: t.with_columns(pl.when(here).then(value).otherwise(pl.col(column)).alias(column))
+
+
+WHERE = "turns: step 7, episode 3, turn 2: "
+
+
+@pytest.mark.parametrize(
+    ("on_turns", "on_heads", "message"),
+    [
+        (lambda t: t.filter(pl.col("step") > 7), None, "turns: step 7 was not recorded; recorded: none"),
+        (None, lambda h: h.with_columns(step=8), "episodes: step 7 was not recorded; recorded: 8"),
+        (lambda t: t.drop("token_ids"), None, "turns: no column token_ids, which a replay needs"),
+        (put("token_ids", pl.lit(None)), None, "turns: step 7 was recorded without tokens"),
+        (put("old_logprobs", pl.lit(None)), None, WHERE + "old_logprobs has 0 values for 2 tokens"),
+        (put("old_logprobs", pl.col("old_logprobs").list.head(1)), None, "old_logprobs has 1 values for 2 tokens"),
+        (put("teacher_logprobs", pl.lit(None)), None, WHERE + "teacher_logprobs has 0 values for 2 tokens"),
+        (put("entropy", pl.col("entropy") * float("nan")), None, WHERE + "entropy has a value that is not finite"),
+        (put("old_logprobs", pl.col("old_logprobs") * -1), None, WHERE + "turn: log-probs must be finite"),
+        (put("token_ids", pl.lit([], pl.List(pl.Int32))), None, "old_logprobs has 2 values for 0 tokens"),
+        (lambda t: t.filter((pl.col("episode") != 3) | (pl.col("turn") != 1)), None,
+         "episode 3 should have turns 0 to 5, recorded are 0, 2, 3, 4, 5"),
+        (lambda t: t.filter((pl.col("episode") != 3) | (pl.col("turn") < 5)), None,
+         "episode 3 should have turns 0 to 5, recorded are 0, 1, 2, 3, 4"),
+        (lambda t: t.filter(pl.col("episode") != 3), None, "episode 3 should have turns 0 to 5, recorded are none"),
+        (lambda t: pl.concat([t, t.head(1)]), None, "turns: step 7 has turn 0 of episode 0 twice"),
+        (None, lambda h: pl.concat([h, h.head(1)]), "episodes: step 7 has episode 0 twice"),
+        (None, lambda h: h.filter(pl.col("episode") != 3), "turns of episode 3, which the table episodes lacks"),
+    ],
+)  # fmt: skip
+def test_torn_tables_are_one_line(on_turns, on_heads, message, run):
+    _, turns, heads = run
+    turns, heads = (f if change is None else change(f) for f, change in ((turns, on_turns), (heads, on_heads)))
+    with pytest.raises(WorkbenchError) as caught:
+        batch_of(turns, heads, STEP)
+    assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,236 @@
+"""A recorded step as a Batch again, and what each method would have made of it: credit without a model.
+
+The tables hold the sampled tokens of every turn with their log-probs, so any rule that reads no more than those can be
+computed from a run of any other method. It is the credit that a method gives to episodes another one played; what it
+would have played itself nobody knows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from . import loss as losses
+from .composition import Method
+from .credit import gigpo
+from .errors import WorkbenchError
+from .methods import METHODS, method
+from .records import Batch, Credit, Episode, Turn
+
+CONTEXT_ID = 0  # the token that stands before an episode's first sampled one; prompts are not recorded
+TURN_COLUMNS = ("episode", "turn", "token_ids", "old_logprobs")
+EPISODE_COLUMNS = ("episode", "group", "outcome")
+TOKEN_LISTS = ("old_logprobs", "teacher_logprobs", "entropy")
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What one method makes of a batch, for the first update on it, where no ratio has moved and nothing is clipped.
+
+    credit: as its rule returned it. push (B,T): the credit that a token has in the method's whole loss before tokens
+    are averaged, pg_coef * advantage less the slope of its auxiliary loss; the advantage itself where there is no such
+    loss. aux_slope (B,T): what that loss adds to dloss/dlogp, averaged over tokens, or None; slope (B,T): the whole
+    dloss/dlogp. All 0 off the mask. A KL penalty has no slope at the first update and is left out.
+    """
+
+    method: Method
+    credit: Credit
+    push: Tensor
+    aux_slope: Tensor | None
+    slope: Tensor
+
+
+def episodes_of(turns: pl.DataFrame, episodes: pl.DataFrame, step: int) -> list[Episode]:
+    """The episodes of a recorded step, in the order of their numbers, with tokens, log-probs, rewards and texts.
+
+    turns, episodes: the run's tables (they may hold other steps). Prompts are not recorded: each turn's is one
+    placeholder token and the tokens that the episode sampled before, so these episodes can be laid out and credited
+    but not scored by a model. Raises WorkbenchError where the step or its tokens were not recorded, where turns are
+    missing, doubled or of no episode, where a list's length differs from its turn's tokens, or a value is not finite.
+    """
+    return _played(*_recorded(turns, episodes, step))
+
+
+def batch_of(
+    turns: pl.DataFrame, episodes: pl.DataFrame, step: int, reward: str = "outcome"
+) -> tuple[Batch, list[tuple[int, int]]]:
+    """The batch of a recorded step, and the (episode, turn) of each of its turns in the order its rows hold them.
+
+    One row an episode: a placeholder token, then the sampled tokens of all turns, so the rows are for credit and not
+    for scoring: what the policy read in between is not recorded. Log-probs, rewards and entropy are float64 of what
+    was recorded in float32; teacher_logprobs and entropy are None where the run has none, anchors (equal observation
+    texts inside a group) where it has no texts. reward: "outcome" or "return", as in Batch.from_episodes. Raises
+    WorkbenchError as `episodes_of` does.
+    """
+    rows, heads = _recorded(turns, episodes, step)
+    played = _played(rows, heads)
+    batch = Batch.from_episodes(played, "episode", CONTEXT_ID, reward)
+    changes = {name: getattr(batch, name).double() for name in ("outcome", "reward", "turn_rewards")}
+    for name in TOKEN_LISTS:
+        if _has(rows, name):
+            flat = rows[name].explode().cast(pl.Float64).to_numpy(writable=True)
+            changes[name] = torch.zeros(batch.input_ids.shape, dtype=torch.float64)
+            changes[name][batch.response_mask] = torch.from_numpy(flat)
+    if all(any(turn.observation for turn in episode.turns) for episode in played):
+        changes["anchors"] = gigpo.anchors(played)
+    return batch.with_(**changes), rows.select("episode", "turn").rows()
+
+
+def lacking(batch: Batch, built: Method) -> str:
+    """Which signal the batch lacks that the method reads, in words, or "" where it lacks none."""
+    if built.needs_teacher and batch.teacher_logprobs is None:
+        return "reads the log-probs of a privileged teacher, and the run was recorded without one"
+    if built.anchors and batch.anchors is None:
+        return "compares turns taken in the same state, and no observation texts were recorded to tell states by"
+    if built.aux and built.aux.coef:
+        if built.aux.divergence:
+            return "compares whole distributions over the vocabulary, and only sampled tokens are recorded"
+        if built.aux.gate and built.aux.gate.gate != "gap" and batch.entropy is None:
+            return f"opens its gate by {built.aux.gate.gate}, and the policy's entropy was not recorded"
+    return ""
+
+
+def credit_of(batch: Batch, built: Method, step: int = 0, max_tokens: int | None = None) -> Replayed:
+    """One method's credit and slopes on a batch, as the trainer records them.
+
+    step: training step, for rules that depend on it; max_tokens: as in loss.token_weights. Raises WorkbenchError
+    where the batch lacks a signal that the method reads.
+    """
+    if lack := lacking(batch, built):
+        raise WorkbenchError(f"method {built.name} {lack}")
+    own, aux, old = built.loss, built.aux, batch.old_logprobs
+    credit = built.credit(batch, step)
+    weights = losses.token_weights(batch, own.aggregation, max_tokens)
+    slope = losses.dloss_dlogp(old, old, credit.advantages, weights, own, batch.turn_index)
+    push, added = own.pg_coef * credit.advantages, None
+    if aux and aux.coef and aux.gradient:
+        each = torch.where(batch.response_mask, aux.gradient(old, batch.teacher_logprobs, old, batch.entropy), 0)
+        added = losses.token_weights(batch, "token_mean") * each
+        slope, push = slope + added, push - each
+    return Replayed(built, credit, push, added, slope)
+
+
+def credit_by_method(
+    batch: Batch,
+    names: Sequence[str] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    step: int = 0,
+    max_tokens: int | None = None,
+    episodes: Sequence[Episode] | None = None,
+) -> tuple[dict[str, Replayed], dict[str, str]]:
+    """What every method makes of a batch, and of those whose signals the batch lacks, why: ({name: Replayed},
+    {name: reason}), in the order of the names.
+
+    names: default all of methods.METHODS. options: {name: {option: value}}, for methods among them. episodes: those
+    of the batch, needed where an option changes how states are told apart. Raises WorkbenchError on an unknown name
+    or option.
+    """
+    names, options = list(METHODS if names is None else names), options or {}
+    if stray := [name for name in options if name not in names]:
+        raise WorkbenchError(f"options are given for {stray[0]!r}, which is not among the methods {', '.join(names)}")
+    done, left_out = {}, {}
+    for name in names:
+        built, own = method(name, **options.get(name, {})), batch
+        if built.anchors and episodes is not None:
+            own = batch.with_(anchors=built.anchors(episodes).to(batch.input_ids.device))
+        elif "similarity" in options.get(name, {}):
+            raise WorkbenchError(f"method {name}: option similarity labels states anew, which needs the episodes")
+        if lack := lacking(own, built):
+            left_out[name] = lack
+        else:
+            done[name] = credit_of(own, built, step, max_tokens)
+    return done, left_out
+
+
+def _has(rows: pl.DataFrame, name: str) -> bool:
+    return name in rows.columns and rows[name].null_count() < rows.height
+
+
+def _recorded(turns: pl.DataFrame, episodes: pl.DataFrame, step: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """One step's rows of both tables in order, known to be whole."""
+    rows, heads = _at(turns, "turns", TURN_COLUMNS, step), _at(episodes, "episodes", EPISODE_COLUMNS, step)
+    rows, heads = rows.sort("episode", "turn"), heads.sort("episode")
+    if rows["token_ids"].null_count():
+        raise WorkbenchError(f"turns: step {step} was recorded without tokens, which credit is given to")
+    if twice := heads.filter(pl.col("episode").is_duplicated())["episode"].to_list():
+        raise WorkbenchError(f"episodes: step {step} has episode {twice[0]} twice")
+    if twice := rows.filter(pl.struct("episode", "turn").is_duplicated()).select("episode", "turn").rows():
+        raise WorkbenchError(f"turns: step {step} has turn {twice[0][1]} of episode {twice[0][0]} twice")
+    if alone := rows.filter(~pl.col("episode").is_in(heads["episode"].to_list()))["episode"].to_list():
+        raise WorkbenchError(f"turns: step {step} has turns of episode {alone[0]}, which the table episodes lacks")
+    numbers = dict(rows.group_by("episode", maintain_order=True).agg("turn").rows())
+    for head in heads.to_dicts():
+        found = numbers.get(head["episode"], [])
+        count = head.get("n_turns") or max(found, default=0) + 1
+        if found != list(range(count)):
+            raise WorkbenchError(
+                f"turns: step {step}, episode {head['episode']} should have turns 0 to {count - 1}, "
+                f"recorded are {', '.join(map(str, found)) or 'none'}"
+            )
+    for name in TOKEN_LISTS:
+        if _has(rows, name) or name == "old_logprobs":
+            _check(rows, name, step)
+    return rows, heads
+
+
+def _at(frame: pl.DataFrame, table: str, columns: Sequence[str], step: int) -> pl.DataFrame:
+    if missing := [name for name in ("step", *columns) if name not in frame.columns]:
+        raise WorkbenchError(f"{table}: no column {', '.join(missing)}, which a replay needs")
+    rows = frame.filter(pl.col("step") == step)
+    if rows.is_empty():
+        known = ", ".join(map(str, frame["step"].unique().sort().to_list())) or "none"
+        raise WorkbenchError(f"{table}: step {step} was not recorded; recorded: {known}")
+    return rows
+
+
+def _check(rows: pl.DataFrame, name: str, step: int) -> None:
+    """Raise where a turn's list of token values is absent, of another length than its tokens, or not finite."""
+    values, tokens = pl.col(name), pl.col("token_ids").list.len()
+    fits = values.list.len().fill_null(0) == tokens
+    finite = values.list.eval(pl.element().is_finite().fill_null(False)).list.all().fill_null(False)
+    counted = values.list.len().fill_null(0).alias("n"), tokens.alias("m")
+    for holds, what in ((fits, "{n} values for {m} tokens"), (finite, "a value that is not finite")):
+        bad = rows.filter(~holds).select("episode", "turn", *counted)
+        if not bad.is_empty():
+            row = bad.row(0, named=True)
+            where = f"turns: step {step}, episode {row['episode']}, turn {row['turn']}"
+            raise WorkbenchError(f"{where}: {name} has {what.format(**row)}")
+
+
+def _played(rows: pl.DataFrame, heads: pl.DataFrame) -> list[Episode]:
+    of_episode = rows.partition_by("episode", as_dict=True, maintain_order=True)
+    return [_episode(head, of_episode[(head["episode"],)].to_dicts()) for head in heads.to_dicts()]
+
+
+def _episode(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Episode:
+    sampled = np.concatenate([[CONTEXT_ID], *(row["token_ids"] for row in rows)]).astype(np.int32)
+    start, turns = 1, []
+    for row in rows:
+        end = start + len(row["token_ids"])
+        try:
+            turn = Turn(
+                sampled[:start], sampled[start:end], np.asarray(row["old_logprobs"]), row.get("observation") or "",
+                row.get("action") or "", bool(row.get("valid", True)), float(row.get("reward") or 0.0),
+                bool(row.get("truncated", False)),
+            )  # fmt: skip
+        except WorkbenchError as error:
+            raise WorkbenchError(
+                f"turns: step {row['step']}, episode {row['episode']}, turn {row['turn']}: {error}"
+            ) from None
+        turns.append(turn)
+        start = end
+    return Episode(
+        tuple(turns),
+        task=str(head.get("task") or ""),
+        group=head["group"],
+        seed=head.get("seed") or 0,
+        outcome=head["outcome"],
+        total_reward=float(head.get("return") if head.get("return") is not None else head["outcome"]),
+        stop_reason=head.get("stop_reason") or "",
+        kind=head.get("kind") or "",
+        split=head.get("split") or "",
+    )
