@@ -1,4 +1,4 @@
-"""The four analysis notebooks: clean on disk, and what they conclude is what the tables say."""
+"""The analysis notebooks: clean on disk, and what they conclude is what the tables say."""
 
 import json
 
@@ -7,13 +7,13 @@ import polars as pl
 import pytest
 import synthetic_run
 
-from workbench import shipped
-from workbench.figures import beliefs, compare, evidence, gates, lm_head
+from workbench import replay, shipped
+from workbench.figures import beliefs, compare, credit_compare, credit_map, evidence, gates, lm_head
 from workbench.figures.display import MARK, MIME
 from workbench.runs.execute import RunFailed, run_notebook
 
-NAMES = ("beliefs", "gates", "lm_head", "compare")
-FIGURES = {"beliefs": 7, "gates": 5, "lm_head": 5, "compare": 3}
+NAMES = ("beliefs", "gates", "lm_head", "compare", "methods")
+FIGURES = {"beliefs": 7, "gates": 5, "lm_head": 5, "compare": 3, "methods": 4}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,6 +105,21 @@ def compare_folder(path):
     return RunFolder.open(path)
 
 
+def test_methods_of_a_run_without_teacher(out):
+    plain = synthetic_run.write(out, "unread", "grpo", teacher=False, n_steps=2, groups=2)
+    names = ["grpo", "dr_grpo", "gigpo", "rlsd"]
+    given = {"methods": names, "options": {"gigpo": {"gamma": 0.5}}, "step": 1}
+    result = executed("methods", out, run=str(plain.path), **given)
+    turns, episodes = plain.read("turns"), plain.read("episodes")
+    step, episode = credit_map.choose(turns, episodes, 1)
+    assert (result["step"], result["episode"]) == (step, episode) and result["left_out"] == ["rlsd"]
+    batch, order = replay.batch_of(turns, episodes, step)
+    done, _ = replay.credit_by_method(batch, names, given["options"])
+    assert result["gives"] == credit_compare.counts(credit_compare.kinds(batch, done))
+    assert result["favoured_turn"] == credit_compare.favoured(batch, done, credit_map.place(order, episode))
+    assert set(result["favoured_turn"]) == {"gigpo"} and result["least_agreement"] is None
+
+
 def test_a_run_without_teacher_fails_with_one_clear_line(out):
     plain = synthetic_run.write(out, "plain", "grpo", teacher=False, n_steps=2, groups=1)
     with pytest.raises(RunFailed) as caught:
@@ -112,7 +127,7 @@ def test_a_run_without_teacher_fails_with_one_clear_line(out):
     assert "teacher's log-probs" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["beliefs", "gates", "lm_head"])
+@pytest.mark.parametrize("name", ["beliefs", "gates", "lm_head", "methods"])
 def test_the_shipped_run_is_the_default(out, name):
     if not shipped.data("recorded_run", "config.json").is_file():
         pytest.skip("no recorded run is shipped in data/recorded_run")
