@@ -14,10 +14,7 @@ _LONGEST = 240  # characters of a source's text that are shown
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's result. count and looked are in the check's unit; looked is 0 where the source lacks what it needs.
-
-    For groups_without_variance and the like, looked is how many there were to look at.
-    """
+    """One check's result. count and looked are in the check's unit; looked is 0 where the source lacks what it needs."""
 
     check: Check
     count: int
