@@ -14,7 +14,7 @@ _LONGEST = 240  # characters of a source's text that are shown
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's result. count and looked are in the check's unit; looked is 0 where the source lacks what it needs."""
+    """One check's result, counted in its unit; looked is 0 where the source lacks what the check needs."""
 
     check: Check
     count: int
