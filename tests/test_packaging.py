@@ -31,7 +31,8 @@ def pins(*names: str) -> dict[str, str]:
 def test_every_package_folder_is_listed():
     marks = (ROOT / "workbench").rglob("__init__.py")
     folders = {mark.parent.relative_to(ROOT).as_posix().replace("/", ".") for mark in marks}
-    assert set(PROJECT["tool"]["setuptools"]["packages"]) == folders | {"workbench.notebooks", "workbench.data"}
+    beside = {"workbench.notebooks", "workbench.data", "workbench.widgets"}
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == folders | beside
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_locks_hold_what_the_project_asks_for(extras, locks):
 def test_the_wheel_holds_notebooks_and_data(tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*")
-    for folder in ("workbench", "notebooks", "data"):
+    for folder in ("workbench", "notebooks", "data", "widgets"):
         shutil.copytree(ROOT / folder, source / folder, ignore=ignored)
     for file in ("pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / file, source)
