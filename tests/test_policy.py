@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from conftest import tiny_model
 
 from workbench.errors import WorkbenchError
-from workbench.policy import Policy, draw, microbatches
+from workbench.policy import Policy, microbatches
+from workbench.session import draw
 
 END = 2
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from .envs.base import EnvBatch, State, Task
-from .policy import Policy, Sampled
+from .policy import Policy
 from .prompts import Chat
 from .records import Episode, Turn
+from .session import Sampled
 from .skills import SkillBank, privileged_prompt
 
 
