@@ -3,14 +3,32 @@
 from pathlib import Path
 from types import ModuleType
 
-from . import messages, ms_swift, roll, skyrl, source, trl, verl, verl_agent
+from . import (
+    agent_lightning,
+    art,
+    inspect_ai,
+    messages,
+    ms_swift,
+    prime_rl,
+    rllm,
+    roll,
+    skyrl,
+    slime,
+    source,
+    trl,
+    verifiers,
+    verl,
+    verl_agent,
+)
 from .base import SourceEpisode, SourceTurn
 from .source import Source
 
 # asked in this order whether a file is theirs; plain chat, which others contain, comes last
-FORMATS: dict[str, ModuleType] = {
-    module.NAME: module for module in (verl_agent, verl, trl, ms_swift, roll, skyrl, messages)
-}
+_ALL = (
+    verl_agent, verl, trl, ms_swift, roll, skyrl, verifiers, prime_rl, rllm, art, agent_lightning, slime, inspect_ai,
+    messages,
+)  # fmt: skip
+FORMATS: dict[str, ModuleType] = {module.NAME: module for module in _ALL}
 
 
 def open_source(path: str | Path) -> Source:
