@@ -13,7 +13,7 @@ from workbench.credit import gigpo, grpo
 from workbench.errors import WorkbenchError
 from workbench.figures.replay import with_beliefs
 from workbench.methods import METHODS, method
-from workbench.records import Credit
+from workbench.records import Batch, Credit
 from workbench.replay import batch_of, credit_by_method, credit_of, episodes_of
 from workbench.runs import RunFolder
 
@@ -209,6 +209,71 @@ def test_the_shipped_run_recorded_what_its_method_is_replayed_to():
         for column, values in (("advantage", each.credit.advantages), ("dloss_dlogp", each.slope)):
             want = torch.from_numpy(rows[column].explode().to_numpy(writable=True)).double()
             torch.testing.assert_close(values[batch.response_mask], want, atol=2e-6, rtol=1e-5)
+
+
+def forked(episodes):
+    """The episodes, each third turn's prompt begun anew as a trainer does that summarises or drops old turns."""
+    for episode in episodes:
+        turns = [
+            replace(turn, prompt_ids=turn.prompt_ids[len(turn.prompt_ids) // 2 :] + 1) if k % 3 == 2 else turn
+            for k, turn in enumerate(episode.turns)
+        ]
+        yield replace(episode, turns=turns)
+
+
+@pytest.mark.parametrize(
+    ("layout", "change"), [("episode", list), ("turn", list), ("auto", list), ("turn", forked), ("auto", forked)]
+)
+def test_recorded_contexts_give_the_rows_that_were_trained_on(layout, change):
+    episodes = list(change(played()))
+    batch = Batch.from_episodes(episodes, layout, pad_id=3)
+    frame = tables.turns_frame(
+        STEP, episodes, batch, Credit(batch.old_logprobs), {"old_logprobs": batch.old_logprobs}, lambda ids: []
+    )
+    heads = tables.episodes_frame(STEP, episodes, batch.outcome, batch.outcome)
+    again = episodes_of(frame.sample(fraction=1, shuffle=True, seed=4), heads, STEP, contexts=True)
+    assert [e.contiguous for e in again] == [e.contiguous for e in episodes]
+    rebuilt = Batch.from_episodes(again, layout, pad_id=3)
+    assert rebuilt.tensors().keys() == batch.tensors().keys()
+    for name, tensor in batch.tensors().items():
+        assert torch.equal(getattr(rebuilt, name), tensor), name
+
+
+def test_contexts_without_log_probs_are_for_a_scorer_and_only_whole(run):
+    _, turns, heads = run
+    for bare in (turns.drop("old_logprobs"), turns.with_columns(old_logprobs=pl.lit(None, pl.List(pl.Float32)))):
+        got = episodes_of(bare, heads, STEP, contexts=True)
+        assert all(len(t.logprobs) == len(t.response_ids) and not t.logprobs.any() for e in got for t in e.turns)
+        with pytest.raises(WorkbenchError, match="old_logprobs"):
+            episodes_of(bare, heads, STEP)
+    for torn, message in (
+        (put("old_logprobs", pl.lit(None))(turns), WHERE + "old_logprobs has 0 values for 2 tokens"),
+        (turns.drop("continues"), "turns: no column continues: context tokens were not recorded, and a model"),
+        (put("context_ids", pl.lit(None))(turns), WHERE + "its context tokens were not recorded, and a model"),
+        (put("continues", True, turn=0)(turns), "turn 0: its context continues a turn before, and there is none"),
+        (put("context_ids", pl.lit([], pl.List(pl.Int32)), turn=0)(turns), "must each hold at least one token"),
+    ):
+        with pytest.raises(WorkbenchError) as caught:
+            episodes_of(torn, heads, STEP, contexts=True)
+        assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_an_imported_run_does_not_say_is_no_guess(run):
+    _, turns, heads = run
+    turns = turns.with_columns(valid=pl.lit(None, pl.Boolean), truncated=pl.lit(None, pl.Boolean))
+    told = heads.with_columns(outcome=pl.lit(None, pl.Int64))
+    with pytest.raises(WorkbenchError, match="step 7, episode 0 has no outcome: the run does not say whether it succ"):
+        episodes_of(turns, told, STEP)
+    assert [e.outcome for e in episodes_of(turns, told, STEP, stand_ins=True)] == [0] * heads.height
+    binary = told.with_columns(pl.col("return") / 10)
+    got = episodes_of(turns, binary, STEP)
+    assert [e.outcome for e in got] == heads["outcome"].to_list()
+    assert all(t.valid and not t.truncated for e in got for t in e.turns)
+    lone = heads.with_columns(group=pl.when(pl.col("episode") != 2).then("group"))
+    with pytest.raises(WorkbenchError, match="episode 2 has no group: the run does not say which others it is comp"):
+        episodes_of(turns, lone, STEP)
+    groups = [e.group for e in episodes_of(turns, lone, STEP, stand_ins=True)]
+    assert groups.count(groups[2]) == 1 and groups[:2] == heads["group"].to_list()[:2]
 
 
 def put(column, value, episode=3, turn=2):

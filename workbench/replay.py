@@ -21,8 +21,8 @@ from .errors import WorkbenchError
 from .methods import METHODS, method
 from .records import Batch, Credit, Episode, Turn
 
-CONTEXT_ID = 0  # the token that stands before an episode's first sampled one; prompts are not recorded
-TURN_COLUMNS = ("episode", "turn", "token_ids", "old_logprobs")
+CONTEXT_ID = 0  # the token that stands before an episode's first sampled one, for credit, which reads no prompts
+TURN_COLUMNS = ("episode", "turn", "token_ids")
 EPISODE_COLUMNS = ("episode", "group", "outcome")
 TOKEN_LISTS = ("old_logprobs", "teacher_logprobs", "entropy")
 
@@ -44,15 +44,21 @@ class Replayed:
     slope: Tensor
 
 
-def episodes_of(turns: pl.DataFrame, episodes: pl.DataFrame, step: int) -> list[Episode]:
+def episodes_of(
+    turns: pl.DataFrame, episodes: pl.DataFrame, step: int, contexts: bool = False, stand_ins: bool = False
+) -> list[Episode]:
     """The episodes of a recorded step, in the order of their numbers, with tokens, log-probs, rewards and texts.
 
-    turns, episodes: the run's tables (they may hold other steps). Prompts are not recorded: each turn's is one
-    placeholder token and the tokens that the episode sampled before, so these episodes can be laid out and credited
-    but not scored by a model. Raises WorkbenchError where the step or its tokens were not recorded, where turns are
-    missing, doubled or of no episode, where a list's length differs from its turn's tokens, or a value is not finite.
+    turns, episodes: the run's tables (they may hold other steps). contexts: with the prompts that were recorded, so
+    that a model can score the episodes; their log-probs are 0 where the step has none at all, for the scorer to
+    replace. Without, each prompt is one placeholder token and the tokens that the episode sampled before: enough for
+    credit. stand_ins: where the source of an imported run does not say, an episode has outcome 0 and a group of its
+    own, for use that reads neither; without, an outcome that is not recorded is the return, where that is 0 or 1.
+    Raises WorkbenchError where the step, its tokens, or contexts, outcomes or groups that are needed were not recorded,
+    where turns are missing, doubled or of no episode, where a list's length differs from its turn's tokens, or a value
+    is not finite.
     """
-    return _played(*_recorded(turns, episodes, step))
+    return _played(*_recorded(turns, episodes, step, contexts, stand_ins), contexts)
 
 
 def batch_of(
@@ -150,12 +156,23 @@ def _has(rows: pl.DataFrame, name: str) -> bool:
     return name in rows.columns and rows[name].null_count() < rows.height
 
 
-def _recorded(turns: pl.DataFrame, episodes: pl.DataFrame, step: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _recorded(
+    turns: pl.DataFrame, episodes: pl.DataFrame, step: int, contexts: bool = False, stand_ins: bool = False
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """One step's rows of both tables in order, known to be whole."""
     rows, heads = _at(turns, "turns", TURN_COLUMNS, step), _at(episodes, "episodes", EPISODE_COLUMNS, step)
     rows, heads = rows.sort("episode", "turn"), heads.sort("episode")
     if rows["token_ids"].null_count():
-        raise WorkbenchError(f"turns: step {step} was recorded without tokens, which credit is given to")
+        raise WorkbenchError(
+            f"turns: step {step} was recorded without tokens, which credit is given to; they are not made from text"
+        )
+    if contexts:
+        _check_contexts(rows, step)
+        if not _has(rows, "old_logprobs"):
+            zeros = pl.col("token_ids").list.eval(pl.element().cast(pl.Float32) * 0)
+            rows = rows.with_columns(zeros.alias("old_logprobs"))
+    elif "old_logprobs" not in rows.columns:
+        raise WorkbenchError("turns: no column old_logprobs, which a replay needs")
     if twice := heads.filter(pl.col("episode").is_duplicated())["episode"].to_list():
         raise WorkbenchError(f"episodes: step {step} has episode {twice[0]} twice")
     if twice := rows.filter(pl.struct("episode", "turn").is_duplicated()).select("episode", "turn").rows():
@@ -174,7 +191,38 @@ def _recorded(turns: pl.DataFrame, episodes: pl.DataFrame, step: int) -> tuple[p
     for name in TOKEN_LISTS:
         if _has(rows, name) or name == "old_logprobs":
             _check(rows, name, step)
-    return rows, heads
+    return rows, _judged(heads, step, stand_ins)
+
+
+def _judged(heads: pl.DataFrame, step: int, stand_ins: bool) -> pl.DataFrame:
+    """Episodes with an outcome and a group each, as `episodes_of` says."""
+    if "return" in heads.columns:
+        told = pl.when(pl.col("return").is_in([0.0, 1.0])).then(pl.col("return").cast(pl.Int64))
+        heads = heads.with_columns(pl.coalesce(pl.col("outcome").cast(pl.Int64), told).alias("outcome"))
+    if stand_ins:
+        alone = pl.col("group").max().fill_null(-1) + 1 + pl.int_range(pl.len())
+        return heads.with_columns(pl.col("outcome").fill_null(0), pl.col("group").fill_null(alone))
+    for name, what in (("outcome", "whether it succeeded"), ("group", "which others it is compared with")):
+        if unknown := heads.filter(pl.col(name).is_null())["episode"].to_list():
+            raise WorkbenchError(
+                f"episodes: step {step}, episode {unknown[0]} has no {name}: the run does not say {what}"
+            )
+    return heads
+
+
+def _check_contexts(rows: pl.DataFrame, step: int) -> None:
+    """Raise where a turn's context tokens were not recorded or cannot be put together."""
+    why = "and a model scores a token by what stands before it"
+    if missing := [name for name in ("context_ids", "continues") if name not in rows.columns]:
+        raise WorkbenchError(f"turns: no column {', '.join(missing)}: context tokens were not recorded, {why}")
+    absent = pl.col("context_ids").is_null() | pl.col("continues").is_null()
+    torn = pl.col("continues") & (pl.col("turn") == 0)
+    for bad, what in (
+        (absent, f"its context tokens were not recorded, {why}"),
+        (torn, "its context continues a turn before, and there is none"),
+    ):
+        if found := rows.filter(bad).select("episode", "turn").rows():
+            raise WorkbenchError(f"turns: step {step}, episode {found[0][0]}, turn {found[0][1]}: {what}")
 
 
 def _at(frame: pl.DataFrame, table: str, columns: Sequence[str], step: int) -> pl.DataFrame:
@@ -201,28 +249,26 @@ def _check(rows: pl.DataFrame, name: str, step: int) -> None:
             raise WorkbenchError(f"{where}: {name} has {what.format(**row)}")
 
 
-def _played(rows: pl.DataFrame, heads: pl.DataFrame) -> list[Episode]:
+def _played(rows: pl.DataFrame, heads: pl.DataFrame, contexts: bool = False) -> list[Episode]:
     of_episode = rows.partition_by("episode", as_dict=True, maintain_order=True)
-    return [_episode(head, of_episode[(head["episode"],)].to_dicts()) for head in heads.to_dicts()]
+    return [_episode(head, of_episode[(head["episode"],)].to_dicts(), contexts) for head in heads.to_dicts()]
 
 
-def _episode(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Episode:
-    sampled = np.concatenate([[CONTEXT_ID], *(row["token_ids"] for row in rows)]).astype(np.int32)
-    start, turns = 1, []
-    for row in rows:
-        end = start + len(row["token_ids"])
+def _episode(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], contexts: bool) -> Episode:
+    turns = []
+    for row, (prompt, response) in zip(rows, _tokens(rows, contexts), strict=True):
+        valid = row.get("valid")
         try:
             turn = Turn(
-                sampled[:start], sampled[start:end], np.asarray(row["old_logprobs"]), row.get("observation") or "",
-                row.get("action") or "", bool(row.get("valid", True)), float(row.get("reward") or 0.0),
-                bool(row.get("truncated", False)),
+                prompt, response, np.asarray(row["old_logprobs"]), row.get("observation") or "",
+                row.get("action") or "", True if valid is None else valid, float(row.get("reward") or 0.0),
+                bool(row.get("truncated")), {"response": row.get("response") or ""},
             )  # fmt: skip
         except WorkbenchError as error:
             raise WorkbenchError(
                 f"turns: step {row['step']}, episode {row['episode']}, turn {row['turn']}: {error}"
             ) from None
         turns.append(turn)
-        start = end
     return Episode(
         tuple(turns),
         task=str(head.get("task") or ""),
@@ -234,3 +280,21 @@ def _episode(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Epis
         kind=head.get("kind") or "",
         split=head.get("split") or "",
     )
+
+
+def _tokens(rows: Sequence[Mapping[str, Any]], contexts: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(prompt, response) of each turn, as views of the sequences that turns continue."""
+    sequences: list[list[Any]] = []
+    places = []
+    for k, row in enumerate(rows):
+        continues = row["continues"] if contexts else k > 0
+        if not continues:
+            sequences.append([])
+            end = 0
+        context = row["context_ids"] if contexts else [] if continues else [CONTEXT_ID]
+        start = end + len(context)
+        end = start + len(row["token_ids"])
+        sequences[-1] += [context, row["token_ids"]]
+        places.append((len(sequences) - 1, start, end))
+    whole = [np.concatenate(parts).astype(np.int32) for parts in sequences]
+    return [(whole[n][:start], whole[n][start:end]) for n, start, end in places]
