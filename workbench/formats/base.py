@@ -36,7 +36,7 @@ class SourceTurn:
     privileged teacher, the trainer's own forward pass and the KL reference; advantages (L,): what was trained on.
     mask: the source's own trainable mask (int8) over its raw response tokens, kept for audits.
     turn: the number written in the source. Lengths are those of the source and may disagree.
-    info: what else the source says; "pieces" (tuple of L strings) are the tokens' texts where the source has them.
+    info: what else the source says; "pieces" (L strings: a list or a polars Series) are the tokens' texts if there.
     """
 
     response: str
@@ -107,8 +107,9 @@ def first_record(head: bytes) -> Any:
 
 def jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(where, object) of every line that is not blank. Raises WorkbenchError naming the line that is torn."""
+    file = place(path, "")
     for number, _, line in lines(path):
-        where = place(path, number)
+        where = f"{file}{number}"
         yield where, parse_object(line, where)
 
 

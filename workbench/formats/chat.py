@@ -8,6 +8,8 @@ from typing import Any
 from ..errors import WorkbenchError
 from .base import SourceTurn, kind_of
 
+_KEPT = ("reasoning_content", "reasoning", "refusal")
+
 
 def turns_of(messages: Iterable[Any], where: str, name: str = "messages", skip: int = 0) -> tuple[SourceTurn, ...]:
     """The turns of a conversation in the OpenAI form.
@@ -21,16 +23,19 @@ def turns_of(messages: Iterable[Any], where: str, name: str = "messages", skip: 
     turns: list[SourceTurn] = []
     before: list[str] = []
     for index, message in enumerate(messages):
-        at = f"{where}: {name}[{index}]"
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise WorkbenchError(f"{at} is {kind_of(message)}, expected an object with a role")
-        said = content_of(message.get("content"), at)
-        if message["role"] != "assistant" or index < skip:
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str):
+            raise WorkbenchError(f"{where}: {name}[{index}] is {kind_of(message)}, expected an object with a role")
+        said = message.get("content")
+        if not isinstance(said, str):
+            said = content_of(said, f"{where}: {name}[{index}]")
+        if role != "assistant" or index < skip:
             before.append(said)
             continue
-        calls = message.get("tool_calls") or ()
-        info = {name: message[name] for name in ("reasoning_content", "reasoning", "refusal") if message.get(name)}
-        turns.append(SourceTurn(said, "\n\n".join(before), _action(calls, at), info=info))
+        calls = message.get("tool_calls")
+        action = _action(calls, f"{where}: {name}[{index}]") if calls else None
+        info = {key: message[key] for key in _KEPT if message.get(key)} if len(message) > 2 else {}
+        turns.append(SourceTurn(said, "\n\n".join(before), action, info=info))
         before = []
     if before and turns:
         turns[-1].info["after"] = "\n\n".join(before)

@@ -3,11 +3,13 @@
 Written as step_<N>.jsonl when SAVE_SDAR_DEBUG=1 (github ZJU-REAL/SDAR, 8b85c23, skillsd_ray_trainer.py) or
 SAVE_CGTD_DEBUG=1 (github ZethWang/AgentOPSD, 0c478b2, opsd_ray_trainer.py); the second adds seq_advantage and
 token_advantages. One line a turn: only tokens of the response mask are written, and turns whose mask is empty are not.
-The student's log-probs are the trainer's own pass over the policy that sampled, which PPO's ratio starts from.
+The student's log-probs are the trainer's own pass over the policy that sampled, which PPO's ratio starts from; gaps is
+their difference from the teacher's and is computed anew.
 Both trainers fill a batch with copies of rows and may reorder it, so a trajectory's turns lie anywhere in the file and
 some come twice: they are gathered by traj_uid and put in the order of turn_step, copies kept for the audit to count.
 """
 
+import os
 import re
 from array import array
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from .base import (
     ids,
     integer,
     is_record,
+    items,
     lines,
     number,
     parse_object,
@@ -38,7 +41,7 @@ NAME = "verl_agent"
 DESCRIPTION = "per-turn debug dumps of the verl-agent family: tokens with student and teacher log-probs"
 LACKS = ("observation", "action", "context_ids", "mask", "group", "task", "success", "valid", "truncated")
 
-_NUMBERS = pl.List(pl.Float64)
+_NUMBERS = pl.List(pl.Float32)
 _SCHEMA = {
     "global_step": pl.Int64,
     "turn_step": pl.Int64,
@@ -49,10 +52,9 @@ _SCHEMA = {
     "response_length": pl.Float64,
     "seq_advantage": pl.Float64,
     "tokens": pl.List(pl.String),
-    "token_ids": pl.List(pl.Int64),
+    "token_ids": pl.List(pl.Int32),
     "student_log_probs": _NUMBERS,
     "teacher_log_probs": _NUMBERS,
-    "gaps": _NUMBERS,
     "token_advantages": _NUMBERS,
 }
 _UID = re.compile(
@@ -70,7 +72,7 @@ def read(path: Path) -> Iterator[SourceEpisode]:
     order = np.argsort(owner, kind="stable")
     pending: list[SourceTurn] = []
     episode: dict[str, Any] = {}
-    for where, record in _in_order(path, order, offsets):
+    for where, record in ndjson.parse(_in_order(path, order, offsets), path, _SCHEMA):
         uid = text(record, "traj_uid", where)
         if pending and uid != episode["traj_uid"]:
             yield _episode(episode, pending)
@@ -105,30 +107,25 @@ def _index(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(owner, np.int64), np.frombuffer(offsets, np.int64).reshape(-1, 3)
 
 
-def _in_order(path: Path, order: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[str, dict[str, Any]]]:
-    chunk: list[tuple[int, bytes]] = []
-    size = 0
+def _in_order(path: Path, order: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[int, bytes]]:
     with open(path, "rb") as handle:
         for line_number, start, end in offsets[order].tolist():
-            handle.seek(start)
-            chunk.append((line_number, handle.read(end - start)))
-            size += end - start
-            if size >= ndjson.CHUNK:
-                yield from ndjson.parse(chunk, path, _SCHEMA)
-                chunk, size = [], 0
-    yield from ndjson.parse(chunk, path, _SCHEMA)
+            yield line_number, os.pread(handle.fileno(), end - start, start)
 
 
 def _turn(record: dict[str, Any], where: str) -> SourceTurn:
     def optional(name: str) -> np.ndarray | None:
         return None if record.get(name) is None else floats(record[name], name, where)
 
-    pieces = record.get("tokens")
-    if pieces is not None and not (isinstance(pieces, list) and all(isinstance(piece, str) for piece in pieces)):
-        raise WorkbenchError(f"{where}: tokens holds something else than strings, expected a list of strings")
-    info = {"where": where, "gaps": optional("gaps")} | ({} if pieces is None else {"pieces": pieces})
+    pieces, response = record.get("tokens"), record.get("tokens.joined")
+    if response is None:
+        try:
+            response = "".join(items(record, "tokens", where, ()))
+        except TypeError:
+            raise WorkbenchError(f"{where}: tokens holds something else than strings, expected strings") from None
+    info = {"where": where} | ({} if pieces is None else {"pieces": pieces})
     return SourceTurn(
-        response="".join(pieces or ()),
+        response=response,
         token_ids=ids(record.get("token_ids"), "token_ids", where),
         logprobs=optional("student_log_probs"),
         teacher_logprobs=optional("teacher_log_probs"),

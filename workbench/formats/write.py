@@ -11,6 +11,8 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from os import getpid
 from pathlib import Path
@@ -32,11 +34,7 @@ from .source import Source
 
 _PART_BYTES = 1 << 26  # of ids, log-probs and text in one table file, about
 _MAX_GROUPS = 1 << 20  # numbered from 0; beyond it a group is numbered by a hash of its name
-_SIGNALS = (
-    "token_ids", "context_ids", "logprobs", "teacher_logprobs", "trainer_logprobs", "reference_logprobs", "advantages",
-    "mask", "reward", "valid", "truncated", "action",
-)  # fmt: skip
-_OF_EPISODE = ("group", "task", "reward", "success", "advantage", "stop_reason")
+_TURN_BYTES, _TOKEN_BYTES = 512, 64  # what a turn and a token take while they are Python's, about
 # turn field -> column and type of its values
 _LISTS = {
     "token_ids": ("token_ids", pl.Int32),
@@ -47,6 +45,11 @@ _LISTS = {
     "advantages": ("advantage", pl.Float32),
     "mask": ("source_mask", pl.Int8),
 }
+# what source.json counts as missing, and the column that is null or empty then
+_TURN_SIGNALS = {name: column for name, (column, _) in _LISTS.items()}
+_TURN_SIGNALS |= {name: name for name in ("context_ids", "reward", "valid", "truncated", "action")}
+_EPISODE_SIGNALS = {name: name for name in ("group", "task", "advantage", "stop_reason")}
+_EPISODE_SIGNALS |= {"reward": "return", "success": "outcome"}
 
 
 def import_run(path: str | Path, out: str | Path, progress: Callable[[str], None] | None = None) -> RunFolder:
@@ -77,13 +80,14 @@ def _write(source: Source, folder: Path, progress: Callable[[str], None]) -> Non
     began = datetime.now(UTC)
     config = {"source": str(source.path.resolve()), "format": source.format}
     header = {"format_version": FORMAT_VERSION, "experiment": "import", "digest": digest(config)}
-    tables = _Tables(folder)
-    episodes = source.episodes()
-    for episode in episodes:
-        tables.add(episode)
-        if tables.episodes % 10_000 == 0:
-            progress(f"{tables.episodes} episodes, {tables.turns} turns read")
-    tables.flush()
+    with ThreadPoolExecutor(1) as pool:
+        tables = _Tables(folder, pool)
+        for episode in source.episodes():
+            tables.add(episode)
+            if tables.episodes % 10_000 == 0:
+                progress(f"{tables.episodes} episodes, {tables.turns} turns read")
+        tables.flush()
+        tables.finish()
     if not tables.episodes:
         raise WorkbenchError(f"{source.path}: no episodes in it ({source.format})")
     ended = datetime.now(UTC)
@@ -113,7 +117,7 @@ def _write(source: Source, folder: Path, progress: Callable[[str], None]) -> Non
 class _Tables:
     """Rows on their way to the disk: those of one step are held until they are many or the step changes."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, pool: ThreadPoolExecutor):
         self._folder = folder
         self._rows: list[tuple[int, SourceEpisode]] = []
         self._size = 0
@@ -123,6 +127,8 @@ class _Tables:
         self._lacking: Counter[str] = Counter()
         self._fidelity: Counter[str] = Counter()
         self._repeats = {"identical": 0, "different": 0}
+        self._pool = pool
+        self._writing: list[Future] = []
         self.episodes = self.turns = 0
 
     def add(self, episode: SourceEpisode) -> None:
@@ -136,8 +142,6 @@ class _Tables:
         self._fidelity[episode.fidelity] += 1
         self.episodes += 1
         self.turns += len(episode.turns)
-        self._lacking.update(name for name in _OF_EPISODE if getattr(episode, name) in (None, ""))
-        self._lacking.update(f"turn {n}" for t in episode.turns for n in _SIGNALS if getattr(t, n) is None)
         self._size += size
         if self._size > _PART_BYTES:
             self.flush()
@@ -147,19 +151,27 @@ class _Tables:
             return
         step = self._rows[0][1].step
         name = f"step={step:06d}.parquet" if not self._parts[step] else f"step={step:06d}.{self._parts[step]}.parquet"
-        for table, frame in (("episodes", self._episodes_frame()), ("turns", self._turns_frame())):
-            path = self._folder / "tables" / table / name
-            with told(path):
-                path.parent.mkdir(exist_ok=True)
-                frame.write_parquet(path, compression="zstd", statistics=True)
+        frames = {"episodes": self._episodes_frame(), "turns": self._turns_frame()}
+        self._lacking.update({what: _empty(frames["episodes"][column]) for what, column in _EPISODE_SIGNALS.items()})
+        self._lacking.update(
+            {f"turn {what}": _empty(frames["turns"][column]) for what, column in _TURN_SIGNALS.items()}
+        )
+        self.finish()
+        tables = self._folder / "tables"
+        self._writing = [self._pool.submit(_write_table, tables / t / name, frame) for t, frame in frames.items()]
         self._parts[step] += 1
         self._rows, self._size = [], 0
 
+    def finish(self) -> None:
+        """Wait until what was handed to the disk is there. Raises WorkbenchError where it is not."""
+        for future in self._writing:
+            future.result()
+        self._writing = []
+
     def facts(self) -> dict[str, Any]:
         """Counts for source.json. missing: signals that no turn (or episode) has; partly: how many lack it of those."""
-        counts = {
-            name: (n, self.turns if name.startswith("turn ") else self.episodes) for name, n in self._lacking.items()
-        }
+        rows = {True: self.turns, False: self.episodes}
+        counts = {name: (n, rows[name.startswith("turn ")]) for name, n in self._lacking.items() if n}
         return {
             "fidelity": self._fidelity.most_common(1)[0][0] if len(self._fidelity) == 1 else "mixed",
             "episodes": self.episodes,
@@ -172,21 +184,20 @@ class _Tables:
 
     def _once(self, episode: SourceEpisode) -> tuple[SourceEpisode, int]:
         """The episode with each turn number once, the first as it comes, and about how many bytes it takes."""
-        kept: dict[Any, SourceTurn] = {}
-        for index, turn in enumerate(episode.turns):
-            key = ("as it comes", index) if turn.turn is None else turn.turn
-            first = kept.setdefault(key, turn)
-            if first is not turn:
+        kept: list[SourceTurn] = []
+        seen: dict[int, SourceTurn] = {}
+        size = 0
+        for turn in episode.turns:
+            first = turn if turn.turn is None else seen.setdefault(turn.turn, turn)
+            if first is turn:
+                kept.append(turn)
+                size += len(turn.response) + len(turn.observation) + _TURN_BYTES
+                for ids in (turn.token_ids, turn.context_ids):
+                    size += 0 if ids is None else _TOKEN_BYTES * len(ids)
+            else:
                 same = first.response == turn.response and _equal(first.token_ids, turn.token_ids)
                 self._repeats["identical" if same else "different"] += 1
-        turns = tuple(kept.values())
-        size = sum(
-            len(t.response) + len(t.observation) + sum(v.nbytes for v in vars(t).values() if isinstance(v, np.ndarray))
-            for t in turns
-        )
-        if len(turns) < len(episode.turns):
-            episode = SourceEpisode(**vars(episode) | {"turns": turns})
-        return episode, size
+        return replace(episode, turns=tuple(kept)) if len(kept) < len(episode.turns) else episode, size
 
     def _group(self, episode: SourceEpisode) -> int | None:
         if not episode.group:
@@ -254,6 +265,16 @@ class _Tables:
         return pl.DataFrame(columns)
 
 
+def _write_table(path: Path, frame: pl.DataFrame) -> None:
+    with told(path):
+        path.parent.mkdir(exist_ok=True)
+        frame.write_parquet(path, compression="zstd", statistics=True)
+
+
+def _empty(column: pl.Series) -> int:
+    return column.null_count() + (int((column == "").sum()) if column.dtype == pl.String else 0)
+
+
 def _contexts(episode: SourceEpisode) -> list[tuple[np.ndarray | None, bool | None]]:
     """Of each turn the context tokens that the turn before does not hold, and whether it holds the others."""
     out: list[tuple[np.ndarray | None, bool | None]] = []
@@ -299,7 +320,11 @@ def _text(values: Iterable[str | None]) -> pl.Series:
 
 
 def _pieces(values: list[Any]) -> pl.Series:
-    values = [None if v is None else list(v) for v in values]
+    """Lists of strings. Those that are Series already are put end to end and cut again, which takes a tenth as long."""
+    if all(isinstance(v, pl.Series) and len(v) for v in values):
+        row = pl.Series(np.repeat(np.arange(len(values)), [len(v) for v in values])).set_sorted()
+        whole = pl.DataFrame({"row": row, "pieces": pl.concat(values)})
+        return whole.group_by("row", maintain_order=True).agg("pieces")["pieces"]
     try:
         return pl.Series(values, dtype=pl.List(pl.String))
     except UnicodeEncodeError:
