@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.figures.replay import with_beliefs
 from workbench.methods import METHODS, method
 from workbench.records import Batch, Credit
-from workbench.replay import batch_of, credit_by_method, credit_of, episodes_of
+from workbench.replay import batch_of, credit_by_method, credit_of, episodes_of, recorded_values
 from workbench.runs import RunFolder
 
 STEP = 7
@@ -102,6 +102,8 @@ def test_the_batch_holds_what_was_recorded(run):
     found = zip(rows.tolist(), again.turn_index[rows, columns].tolist(), strict=True)
     assert list(dict.fromkeys(found)) == order, "in the order of the batch's tokens"
     assert again.reference_logprobs is None
+    values = recorded_values(turns.sample(fraction=1, shuffle=True, seed=6), STEP, "entropy", again)
+    assert torch.equal(values, again.entropy) and recorded_values(turns, STEP, "gate", again) is None
 
 
 def test_episodes_keep_their_texts_and_numbers(run):
@@ -153,6 +155,7 @@ def test_what_was_not_recorded_leaves_methods_out_and_says_why(run):
     bare = turns.drop("teacher_logprobs").with_columns(entropy=None, observation=pl.lit(""))
     batch, _ = batch_of(bare, heads, STEP)
     assert batch.teacher_logprobs is None and batch.entropy is None and batch.anchors is None
+    assert "gigpo" in credit_by_method(batch, ["gigpo"], episodes=episodes_of(bare, heads, STEP))[1]
     done, left_out = credit_by_method(batch)
     assert set(left_out) == TEACHER | {"gigpo"} and not set(done) & set(left_out)
     assert "recorded without one" in left_out["rlsd"] and "observation texts" in left_out["gigpo"]
@@ -244,7 +247,7 @@ def test_contexts_without_log_probs_are_for_a_scorer_and_only_whole(run):
     for bare in (turns.drop("old_logprobs"), turns.with_columns(old_logprobs=pl.lit(None, pl.List(pl.Float32)))):
         got = episodes_of(bare, heads, STEP, contexts=True)
         assert all(len(t.logprobs) == len(t.response_ids) and not t.logprobs.any() for e in got for t in e.turns)
-        with pytest.raises(WorkbenchError, match="old_logprobs"):
+        with pytest.raises(WorkbenchError, match="without old_logprobs, which a replay needs; `workbench score` adds"):
             episodes_of(bare, heads, STEP)
     for torn, message in (
         (put("old_logprobs", pl.lit(None))(turns), WHERE + "old_logprobs has 0 values for 2 tokens"),
@@ -266,9 +269,16 @@ def test_what_an_imported_run_does_not_say_is_no_guess(run):
         episodes_of(turns, told, STEP)
     assert [e.outcome for e in episodes_of(turns, told, STEP, stand_ins=True)] == [0] * heads.height
     binary = told.with_columns(pl.col("return") / 10)
+    half = binary.with_columns(pl.when(pl.col("episode") == 3).then(0.5).otherwise("return").alias("return"))
+    with pytest.raises(WorkbenchError, match="step 7, episode 0 has no outcome"):
+        episodes_of(turns, half, STEP)
     got = episodes_of(turns, binary, STEP)
     assert [e.outcome for e in got] == heads["outcome"].to_list()
     assert all(t.valid and not t.truncated for e in got for t in e.turns)
+    late = turns.with_columns(reward=pl.lit(None, pl.Float64))
+    earned = batch_of(late, half, STEP, "return", stand_ins=True)[0]
+    assert torch.equal(earned.turn_rewards.sum(1), earned.reward) and earned.reward[3] == 0.5
+    assert earned.turn_rewards[3, -1] == 0.5 and earned.turn_rewards[:, 0].sum() == heads["outcome"][2]
     lone = heads.with_columns(group=pl.when(pl.col("episode") != 2).then("group"))
     with pytest.raises(WorkbenchError, match="episode 2 has no group: the run does not say which others it is comp"):
         episodes_of(turns, lone, STEP)

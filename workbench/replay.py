@@ -52,8 +52,9 @@ def episodes_of(
     turns, episodes: the run's tables (they may hold other steps). contexts: with the prompts that were recorded, so
     that a model can score the episodes; their log-probs are 0 where the step has none at all, for the scorer to
     replace. Without, each prompt is one placeholder token and the tokens that the episode sampled before: enough for
-    credit. stand_ins: where the source of an imported run does not say, an episode has outcome 0 and a group of its
-    own, for use that reads neither; without, an outcome that is not recorded is the return, where that is 0 or 1.
+    credit. An outcome that is not recorded is the return, where all returns of the step are 0 or 1. stand_ins: where
+    the source of an imported run does not say, an episode has outcome 0 and a group of its own, for use that reads
+    neither. A return of which no turn is said to have earned a part is earned by the last turn.
     Raises WorkbenchError where the step, its tokens, or contexts, outcomes or groups that are needed were not recorded,
     where turns are missing, doubled or of no episode, where a list's length differs from its turn's tokens, or a value
     is not finite.
@@ -62,28 +63,43 @@ def episodes_of(
 
 
 def batch_of(
-    turns: pl.DataFrame, episodes: pl.DataFrame, step: int, reward: str = "outcome"
+    turns: pl.DataFrame, episodes: pl.DataFrame, step: int, reward: str = "outcome", stand_ins: bool = False
 ) -> tuple[Batch, list[tuple[int, int]]]:
     """The batch of a recorded step, and the (episode, turn) of each of its turns in the order its rows hold them.
 
     One row an episode: a placeholder token, then the sampled tokens of all turns, so the rows are for credit and not
-    for scoring: what the policy read in between is not recorded. Log-probs, rewards and entropy are float64 of what
-    was recorded in float32; teacher_logprobs and entropy are None where the run has none, anchors (equal observation
-    texts inside a group) where it has no texts. reward: "outcome" or "return", as in Batch.from_episodes. Raises
-    WorkbenchError as `episodes_of` does.
+    for scoring: what the policy read in between is left out. Log-probs, rewards and entropy are float64 of what was
+    recorded in float32; teacher_logprobs and entropy are None where the run has none, anchors (equal observation texts
+    inside a group) where it has no texts. reward: "outcome" or "return", as in Batch.from_episodes. stand_ins, and
+    errors: as in `episodes_of`.
     """
-    rows, heads = _recorded(turns, episodes, step)
+    rows, heads = _recorded(turns, episodes, step, stand_ins=stand_ins)
     played = _played(rows, heads)
     batch = Batch.from_episodes(played, "episode", CONTEXT_ID, reward)
     changes = {name: getattr(batch, name).double() for name in ("outcome", "reward", "turn_rewards")}
     for name in TOKEN_LISTS:
         if _has(rows, name):
-            flat = rows[name].explode().cast(pl.Float64).to_numpy(writable=True)
-            changes[name] = torch.zeros(batch.input_ids.shape, dtype=torch.float64)
-            changes[name][batch.response_mask] = torch.from_numpy(flat)
-    if all(any(turn.observation for turn in episode.turns) for episode in played):
+            changes[name] = _laid_out(rows, name, batch)
+    if _tells_states(played):
         changes["anchors"] = gigpo.anchors(played)
     return batch.with_(**changes), rows.select("episode", "turn").rows()
+
+
+def recorded_values(turns: pl.DataFrame, step: int, name: str, batch: Batch) -> Tensor | None:
+    """(B,T) float64 values of a token column in the rows of `batch_of`, 0 off the mask; None where no turn has any.
+
+    Raises WorkbenchError where a turn has too few or too many, or one is not finite.
+    """
+    rows = turns.filter(pl.col("step") == step).sort("episode", "turn")
+    if not _has(rows, name):
+        return None
+    _check(rows, name, step)
+    return _laid_out(rows, name, batch)
+
+
+def knows_outcomes(episodes: pl.DataFrame) -> bool:
+    """Whether the episodes of a step say of each whether it succeeded, or their returns, all 0 or 1, do."""
+    return not _with_told(episodes)["outcome"].null_count()
 
 
 def lacking(batch: Batch, built: Method) -> str:
@@ -141,7 +157,7 @@ def credit_by_method(
     done, left_out = {}, {}
     for name in names:
         built, own = method(name, **options.get(name, {})), batch
-        if built.anchors and episodes is not None:
+        if built.anchors and episodes is not None and _tells_states(episodes):
             own = batch.with_(anchors=built.anchors(episodes).to(batch.input_ids.device))
         elif "similarity" in options.get(name, {}):
             raise WorkbenchError(f"method {name}: option similarity labels states anew, which needs the episodes")
@@ -150,6 +166,16 @@ def credit_by_method(
         else:
             done[name] = credit_of(own, built, step, max_tokens)
     return done, left_out
+
+
+def _tells_states(episodes: Sequence[Episode]) -> bool:
+    return all(any(turn.observation for turn in episode.turns) for episode in episodes)
+
+
+def _laid_out(rows: pl.DataFrame, name: str, batch: Batch) -> Tensor:
+    out = torch.zeros(batch.input_ids.shape, dtype=torch.float64)
+    out[batch.response_mask] = torch.from_numpy(rows[name].explode().cast(pl.Float64).to_numpy(writable=True))
+    return out
 
 
 def _has(rows: pl.DataFrame, name: str) -> bool:
@@ -171,8 +197,10 @@ def _recorded(
         if not _has(rows, "old_logprobs"):
             zeros = pl.col("token_ids").list.eval(pl.element().cast(pl.Float32) * 0)
             rows = rows.with_columns(zeros.alias("old_logprobs"))
-    elif "old_logprobs" not in rows.columns:
-        raise WorkbenchError("turns: no column old_logprobs, which a replay needs")
+    elif not _has(rows, "old_logprobs"):
+        raise WorkbenchError(
+            f"turns: step {step} was recorded without old_logprobs, which a replay needs; `workbench score` adds them"
+        )
     if twice := heads.filter(pl.col("episode").is_duplicated())["episode"].to_list():
         raise WorkbenchError(f"episodes: step {step} has episode {twice[0]} twice")
     if twice := rows.filter(pl.struct("episode", "turn").is_duplicated()).select("episode", "turn").rows():
@@ -196,9 +224,7 @@ def _recorded(
 
 def _judged(heads: pl.DataFrame, step: int, stand_ins: bool) -> pl.DataFrame:
     """Episodes with an outcome and a group each, as `episodes_of` says."""
-    if "return" in heads.columns:
-        told = pl.when(pl.col("return").is_in([0.0, 1.0])).then(pl.col("return").cast(pl.Int64))
-        heads = heads.with_columns(pl.coalesce(pl.col("outcome").cast(pl.Int64), told).alias("outcome"))
+    heads = _with_told(heads)
     if stand_ins:
         alone = pl.col("group").max().fill_null(-1) + 1 + pl.int_range(pl.len())
         return heads.with_columns(pl.col("outcome").fill_null(0), pl.col("group").fill_null(alone))
@@ -208,6 +234,13 @@ def _judged(heads: pl.DataFrame, step: int, stand_ins: bool) -> pl.DataFrame:
                 f"episodes: step {step}, episode {unknown[0]} has no {name}: the run does not say {what}"
             )
     return heads
+
+
+def _with_told(heads: pl.DataFrame) -> pl.DataFrame:
+    """Episodes, an outcome that is missing taken from the returns where all of them are 0 or 1."""
+    if "return" not in heads.columns or not heads["return"].is_in([0.0, 1.0]).all(ignore_nulls=False):
+        return heads
+    return heads.with_columns(pl.coalesce("outcome", "return").cast(pl.Int64).alias("outcome"))
 
 
 def _check_contexts(rows: pl.DataFrame, step: int) -> None:
@@ -255,14 +288,17 @@ def _played(rows: pl.DataFrame, heads: pl.DataFrame, contexts: bool = False) -> 
 
 
 def _episode(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], contexts: bool) -> Episode:
-    turns = []
-    for row, (prompt, response) in zip(rows, _tokens(rows, contexts), strict=True):
+    turns, total = [], float(head["outcome"] if head.get("return") is None else head["return"])
+    rewards = [float(row.get("reward") or 0.0) for row in rows]
+    if all(row.get("reward") is None for row in rows):
+        rewards[-1] = total
+    for row, reward, (prompt, response) in zip(rows, rewards, _tokens(rows, contexts), strict=True):
         valid = row.get("valid")
         try:
             turn = Turn(
                 prompt, response, np.asarray(row["old_logprobs"]), row.get("observation") or "",
-                row.get("action") or "", True if valid is None else valid, float(row.get("reward") or 0.0),
-                bool(row.get("truncated")), {"response": row.get("response") or ""},
+                row.get("action") or "", True if valid is None else valid, reward, bool(row.get("truncated")),
+                {"response": row.get("response") or ""},
             )  # fmt: skip
         except WorkbenchError as error:
             raise WorkbenchError(
@@ -275,7 +311,7 @@ def _episode(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], context
         group=head["group"],
         seed=head.get("seed") or 0,
         outcome=head["outcome"],
-        total_reward=float(head.get("return") if head.get("return") is not None else head["outcome"]),
+        total_reward=total,
         stop_reason=head.get("stop_reason") or "",
         kind=head.get("kind") or "",
         split=head.get("split") or "",
