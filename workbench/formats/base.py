@@ -201,7 +201,7 @@ def ids(values: Sequence[int] | np.ndarray, name: str, where: str) -> np.ndarray
     out = _array(values, name, where, "token ids")
     if out.size and (out.dtype.kind not in "iu" or out.min() < 0 or out.max() >= 2**31):
         wrong = next((v for v in values if isinstance(v, bool) or not 0 <= v < 2**31 or v != int(v)), out.dtype)
-        raise WorkbenchError(f"{where}: {name} holds {wrong!r}, expected token ids, whole numbers of at least 0")
+        raise WorkbenchError(f"{where}: {name} holds {wrong}, expected token ids, whole numbers of at least 0")
     return out.astype(np.int32, copy=False)
 
 
@@ -210,7 +210,8 @@ def floats(values: Sequence[float] | np.ndarray, name: str, where: str) -> np.nd
     out = _array(values, name, where, "numbers")
     if out.size and out.dtype.kind not in "iuf":
         raise WorkbenchError(f"{where}: {name} holds true or false, expected numbers")
-    out = out.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):
+        out = out.astype(np.float32, copy=False)
     if not np.isfinite(out).all():
         at = int(np.argmin(np.isfinite(out)))
         raise WorkbenchError(f"{where}: {name} is {out[at]} at token {at}, expected finite numbers")

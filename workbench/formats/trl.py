@@ -161,7 +161,7 @@ def _row(
         return out
 
     turns, answered = [], 0
-    for start, end in zip(starts, [*starts[1:], len(mask)], strict=True):
+    for start, end in zip(starts, [*starts, len(mask)][1:], strict=True):
         chosen = slice(start, end)
         own = mask[chosen]
         per_token = advantages is not None and advantages.ndim == 2

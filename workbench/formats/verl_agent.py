@@ -74,18 +74,21 @@ def read(path: Path) -> Iterator[SourceEpisode]:
     episode: dict[str, Any] = {}
     for where, record in ndjson.parse(_in_order(path, order, offsets), path, _SCHEMA):
         uid = text(record, "traj_uid", where)
+        given = {
+            "global_step": integer(record, "global_step", where, 0),
+            "episode_reward": number(record, "episode_reward", where, None),
+        }
         if pending and uid != episode["traj_uid"]:
             yield _episode(episode, pending)
             pending = []
         if not pending:
-            episode = record | {"where": where}
-        same = ("global_step", "episode_reward")
-        differs = next((name for name in same if record.get(name) != episode.get(name)), None)
-        if differs:
-            raise WorkbenchError(
-                f"{where}: {differs} {record.get(differs)} of trajectory {uid!r} is {episode.get(differs)} at "
-                f"{episode['where']}, expected one value a trajectory"
-            )
+            episode = record | given | {"where": where}
+        for name, value in given.items():
+            if value != episode[name]:
+                raise WorkbenchError(
+                    f"{where}: {name} {value} of trajectory {uid!r} is {episode[name]} at {episode['where']}, "
+                    f"expected one value a trajectory"
+                )
         pending.append(_turn(record, where))
     if pending:
         yield _episode(episode, pending)
@@ -139,9 +142,9 @@ def _episode(record: dict[str, Any], turns: list[SourceTurn]) -> SourceEpisode:
     where = record["where"]
     return SourceEpisode(
         turns=tuple(sorted(turns, key=lambda turn: turn.turn)),
-        step=integer(record, "global_step", where, 0),
+        step=record["global_step"],
         episode=record["traj_uid"],
-        reward=number(record, "episode_reward", where, None),
+        reward=record["episode_reward"],
         advantage=number(record, "seq_advantage", where, None),
         fidelity="token",
         where=where,

@@ -308,6 +308,8 @@ def _equal(a: np.ndarray | None, b: np.ndarray | None) -> bool:
 
 
 def _lists(values: list[np.ndarray | None], kind: pl.DataType) -> pl.Series:
+    if any(v is None for v in values):  # polars takes no null among arrays
+        values = [None if v is None else pl.Series(v, dtype=kind) for v in values]
     return pl.Series(values, dtype=pl.List(kind))
 
 
