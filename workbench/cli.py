@@ -64,8 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--out", default="runs", help="the folder runs went into (default: runs)")
     runs.set_defaults(command=_runs)
 
-    report = commands.add_parser("report", help="write a run's report.html anew", description=_report.__doc__)
+    report = commands.add_parser("report", help="write a run as one HTML file to share", description=_report.__doc__)
     report.add_argument("run", metavar="RUN", help="a run folder")
+    report.add_argument("--episodes", metavar="N|all", help="most episodes that it holds (default: 200)")
+    report.add_argument("--redact", action="store_true", help="leave out all text and token ids, keep numbers")
+    report.add_argument("--out", metavar="FILE", help="where to write (default: report.html in the run folder)")
     report.set_defaults(command=_report)
 
     read = commands.add_parser("import", help="turn another system's rollouts into a run", description=_import.__doc__)
@@ -140,11 +143,18 @@ def _runs(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    """Write report.html of a run anew from its executed notebook and manifest."""
-    from .report import build_report
+    """Write a run as one HTML file that needs nothing else: what it found, chosen episodes in the explorer (best,
+    median, worst, most revised of each step, members of their groups, those with notes), notes, notebook and figures.
+    Opened as report.html#run=NAME&step=10&episode=3&turn=5 it shows that turn."""
+    from .report import EPISODES, build_report
     from .runs import RunFolder
 
-    print(build_report(RunFolder.open(arguments.run)))
+    asked = arguments.episodes
+    if asked not in (None, "all") and not (asked.isascii() and asked.isdigit() and int(asked) > 0):
+        raise WorkbenchError(f"--episodes takes a number from 1, or all; got {asked!r}")
+    most = EPISODES if asked is None else None if asked == "all" else int(asked)
+    path = build_report(RunFolder.open(arguments.run), episodes=most, redact=arguments.redact, out=arguments.out)
+    print(f"{path}\n{path.stat().st_size / 1e6:.1f} MB")
 
 
 def _import(arguments: argparse.Namespace) -> None:

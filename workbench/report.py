@@ -1,12 +1,13 @@
 """One HTML file that shows a run: readable offline, for ever, by anyone, and safe whatever the run's text holds.
 
-What an agent was told and what it wrote is text from elsewhere. Nothing a notebook put out is passed on as HTML:
-figures are drawn anew from their plotly JSON, marked tables and text views keep an allow-list of tags, images become
-data URLs, and everything else is shown as plain text. As a second fence the page's security policy lets only the
-scripts of this file run (by their hash) and loads nothing from anywhere.
+It holds what the run was and found, chosen episodes in the explorer, the notes, the executed notebooks, and those of
+the run's curves and signals that no notebook in it draws. What an agent was told and what it wrote is text from
+elsewhere: it is data that scripts show as text, or it is escaped (share.py, notebook_html.py). As a second fence the
+page's security policy lets only the scripts of this file run (by their hash) and loads nothing from anywhere.
 """
 
 import base64
+import gzip
 import hashlib
 import html
 import json
@@ -15,40 +16,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import pages, share
 from .errors import WorkbenchError
-from .figures.display import MARK as FIGURE_MARK
 from .figures.display import MIME as PLOTLY_MIME
-from .figures.display import script_json
-from .runs import RESULT_MIME, RunFolder
+from .notebook_html import cell_html, figure_html
+from .runs import RunFolder
 from .runs.files import atomic_write
 from .runs.manifest import artifacts
+from .share import Shared
 
-_TITLES = r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b(?!\[[0-9;]*m)"
-_CONTROL = re.compile(_TITLES + r"|[\x00-\x08\x0b-\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
-_IMAGES = ("image/svg+xml", "image/png", "image/jpeg")
+EPISODES = 200  # most episodes that a report takes unless told otherwise
 _WEBGL = {"scattergl", "heatmapgl", "splom", "parcoords", "scatter3d", "surface", "mesh3d", "scatterpolargl"}
-_TAGS = (
-    "div span p pre code b strong i em small sub sup br hr ul ol li table caption thead tbody tr th td h2 h3 h4 h5 "
-    "figure figcaption details summary mark"
-).split()
-_STYLES = (
-    "color background-color font-weight font-style font-size font-family text-align text-decoration white-space border "
-    "border-bottom border-top border-left border-right border-radius padding margin width max-width min-width height "
-    "max-height overflow overflow-x overflow-y display line-height letter-spacing opacity vertical-align"
-).split()
-
-_DRAW = """
-for (const source of document.querySelectorAll('script[type="application/json"][data-figure]')) {
-  const box = source.previousElementSibling, figure = JSON.parse(source.textContent);
-  const config = Object.assign({}, figure.config, {displaylogo: false, showSendToCloud: false, typesetMath: false});
-  Plotly.newPlot(box, figure.data, figure.layout, config).catch(error => { box.textContent = "not drawn: " + error; });
-}
-"""
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
 _STYLE = """
-:root { --ink: #1f2933; --muted: #66727f; --line: #dfe4e9; --soft: #f6f8f9; --blue: #0072b2; --red: #b3261e; }
+:root { color-scheme: light dark; --ink: #1f2933; --muted: #66727f; --line: #dfe4e9; --soft: #f6f8f9; --paper: #fff;
+        --blue: #0072b2; --red: #b3261e; --good: #13643f; --good-soft: #e3f1ea; --bad-soft: #fbe9e7; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e3e7eb; --muted: #a0abb6; --line: #343b43; --soft: #20252b; --paper: #16191d;
+          --blue: #7cc4f5; --red: #ff9c90; --good: #7fd6a8; --good-soft: #17342a; --bad-soft: #3d211f; }
+  .figure, .kept, .highlight pre, .output img { background: #fff; color: #1f2933; border-radius: 6px; padding: 8px; }
+}
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 980px; padding: 40px 32px 80px; color: var(--ink); background: #fff;
+body { margin: 0 auto; max-width: 980px; padding: 40px 32px 80px; color: var(--ink); background: var(--paper);
        font: 16px/1.6 "Inter", "Segoe UI", "Helvetica Neue", Arial, "Liberation Sans", sans-serif; }
 h1, h2, h3, h4 { line-height: 1.25; margin: 1.8em 0 .5em; font-weight: 650; }
 h1 { font-size: 28px; margin-top: .6em; } h2 { font-size: 21px; } h3 { font-size: 17px; }
@@ -58,10 +48,16 @@ pre { margin: .6em 0; line-height: 1.45; white-space: pre-wrap; overflow-wrap: a
 pre.table { white-space: pre; overflow-x: auto; line-height: 1.25; }
 header { border-bottom: 1px solid var(--line); padding-bottom: 20px; margin-bottom: 28px; }
 header h1 { margin: 0 0 4px; }
-header .sub { color: var(--muted); margin: 0 0 18px; overflow-wrap: anywhere; }
+.sub { color: var(--muted); margin: 0 0 12px; overflow-wrap: anywhere; font-size: 14px; }
+header .sub { margin: 0 0 18px; font-size: 16px; }
+#explorer-said { color: var(--red); } #explorer-said:empty { display: none; }
+#explorer-view { --wide: min(1480px, 100vw - 64px); width: var(--wide); margin-left: calc(50% - var(--wide) / 2);
+                 min-height: clamp(460px, 100vh - 40px, 820px); }
+.note { border-top: 1px solid var(--line); padding: 8px 0; overflow-wrap: anywhere; unicode-bidi: isolate; }
+.note pre { font: inherit; font-size: 15px; margin: 2px 0 0; unicode-bidi: isolate; }
 .state { display: inline-block; padding: 1px 9px; border-radius: 10px; font-size: 13px; font-weight: 600;
-         background: #e3f1ea; color: #13643f; vertical-align: 4px; margin-left: 8px; }
-.state.bad { background: #fbe9e7; color: var(--red); }
+         background: var(--good-soft); color: var(--good); vertical-align: 4px; margin-left: 8px; }
+.state.bad { background: var(--bad-soft); color: var(--red); }
 .facts { display: grid; grid-template-columns: 1fr 1fr; gap: 4px 36px; }
 .facts h2 { margin: 12px 0 4px; font-size: 14px; color: var(--muted); font-weight: 600; }
 .facts table, .kept table, .text table { border-collapse: collapse; font-size: 14px; }
@@ -76,26 +72,58 @@ details.code { margin: 14px 0 4px; }
 details.code > summary { cursor: pointer; color: var(--muted); font: 12px "DejaVu Sans Mono", Consolas, monospace;
                          overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 details.code > pre, .highlight pre { background: var(--soft); padding: 10px 14px; border-radius: 6px; }
-.error { background: #fdf3f2; padding: 10px 14px; border-radius: 6px; }
+.error { background: var(--bad-soft); padding: 10px 14px; border-radius: 6px; }
 .stderr { color: var(--muted); }
 .part { color: var(--muted); border-top: 1px solid var(--line); margin: 64px 0 0; padding-top: 24px; font-size: 14px; }
 .figure { margin: 12px 0; overflow-x: auto; } .figure > div { min-height: 40px; }
 .output img { max-width: 100%; }
-@media (max-width: 720px) { .facts { grid-template-columns: 1fr; } body { padding: 20px 14px; } }
+@media (max-width: 720px) {
+  .facts { grid-template-columns: 1fr; } body { padding: 20px 14px; } #explorer-view { width: auto; margin-left: 0; }
+}
 @media print { details.code { display: none; } body { max-width: none; padding: 0; } }
 """
 
 
-def build_report(run: RunFolder, also: Sequence[RunFolder] = ()) -> Path:
-    """Write report.html into the run folder from executed.ipynb and the manifest, and return its path.
+def build_report(
+    run: RunFolder,
+    also: Sequence[RunFolder] = (),
+    *,
+    episodes: int | None = EPISODES,
+    redact: bool = False,
+    sections: Iterable[str] = (),
+    out: str | Path | None = None,
+) -> Path:
+    """Write a run's report and return its path: report.html in the run folder, or `out`.
 
-    also: runs whose notebooks follow in the same page, such as the analyses of this one.
-    Raises WorkbenchError where a run holds no executed notebook.
+    also: runs whose notebooks follow in the same page, such as the analyses of this one. episodes: how many of the
+    recorded episodes it holds at most, None for all; see summaries.choose. sections: further parts, each HTML that is
+    safe as it is, such as an audit's. redact: leave out notebooks and all text, and keep numbers; it is written to
+    report-redacted.html. Raises WorkbenchError where a run holds neither an executed notebook nor recorded episodes, or
+    where a redacted report is to take parts that may hold text.
     """
-    parts = [(_executed(part), part.manifest, part.path.name) for part in (run, *also)]
-    report = run.path / "report.html"
-    atomic_write(report, page(*parts).encode("utf-8", errors="replace"))
-    if run.is_complete:
+    sections = list(sections)
+    if redact and (also or sections):
+        raise WorkbenchError("a redacted report takes no other notebooks and sections: they may hold text")
+    if episodes is not None and episodes < 1:
+        raise WorkbenchError(f"episodes of a report must be 1 or more, got {episodes}")
+    explorable = share.explorable(run)
+    if redact and not explorable:
+        raise WorkbenchError(f"{run.path} holds no recorded episodes, so a redacted report has nothing to show")
+    if redact:
+        parts = [(None, _numbers(run.manifest), run.path.name)]
+    else:
+        bare = explorable and not (run.path / "executed.ipynb").is_file()
+        parts = [(None if bare else _executed(run), run.manifest, run.path.name)]
+        parts += [(_executed(other), other.manifest, other.path.name) for other in also]
+    text = page(
+        *parts,
+        shared=share.gather(run, episodes, redact) if explorable else None,
+        sections=sections,
+        figures=_drawn_anew(run, parts, redact) if explorable else (),
+    )
+    report = Path(out) if out else run.path / ("report-redacted.html" if redact else "report.html")
+    atomic_write(report, text.encode("utf-8", errors="replace"))
+    if run.is_complete and report.resolve().is_relative_to(run.path):
         run.update_manifest(artifacts=artifacts(run.path))
     return report
 
@@ -112,36 +140,104 @@ def _executed(run: RunFolder) -> Any:
         raise WorkbenchError(f"{path} cannot be read as a notebook: {error}") from None
 
 
-def page(*parts: tuple[Any, Mapping[str, Any], str]) -> str:
-    """The whole page, as one string; a part is a notebook, the manifest of its run and the name of its folder."""
+def _drawn_anew(run: RunFolder, parts: Iterable[tuple[Any, Any, str]], redact: bool) -> list[tuple[str, list[dict]]]:
+    """(title, figures as plotly JSON) of the run's curves and signals, without those that a notebook here draws."""
+    from .figures import overview
+    from .figures.display import spec
+
+    drawn = {_title(figure) for notebook, *_ in parts if notebook for figure in _figures(notebook)}
+    found = overview.tables(run)
+    views = overview.views({name: share.redacted(t) for name, t in found.items()} if redact else found)
+    rest = [(view.title, [f for f in map(spec, view.figures) if _title(f) not in drawn]) for view in views]
+    return [(title, figures) for title, figures in rest if figures]
+
+
+def _title(figure: Mapping[str, Any]) -> str | None:
+    meta = figure.get("layout", {}).get("meta")
+    return meta.get("title") if isinstance(meta, dict) else None
+
+
+def page(
+    *parts: tuple[Any, Mapping[str, Any], str],
+    shared: Shared | None = None,
+    sections: Iterable[str] = (),
+    figures: Iterable[tuple[str, Sequence[Mapping[str, Any]]]] = (),
+) -> str:
+    """The whole page, as one string.
+
+    parts: a notebook or None, the manifest of its run and the name of its folder; shared: the episodes to explore;
+    sections: HTML that is safe; figures: titles, each with figures as plotly JSON, that follow the notebooks.
+    """
+    (notebook, manifest, name), figures = parts[0], list(figures)
+    body = [_header(manifest, name)]
+    body += [share.section(shared), share.notes_section(shared)] if shared else []
+    body += sections
+    body += [cell_html(cell) for cell in notebook.cells] if notebook else []
+    for other, facts, folder in parts[1:]:
+        body += [_section(facts, folder), *(cell_html(cell) for cell in other.cells)]
+    for title, drawn in figures:
+        body += [f"<h2>{html.escape(title)}</h2>", *map(figure_html, drawn)]
+    shown = [figure for other, *_ in parts if other for figure in _figures(other)]
+    shown += [figure for _, drawn in figures for figure in drawn]
+    return _document(f"{manifest.get('experiment', 'run')} {name}", "\n".join(body), bool(shared), shown)
+
+
+def _document(title: str, body: str, explorer: bool, figures: Sequence[Mapping[str, Any]]) -> str:
+    """The document around a body: its styles, its scripts, and the policy under which only these run."""
     from plotly.offline import get_plotlyjs
     from pygments.formatters import HtmlFormatter
 
-    body = "\n".join(
-        (_header(manifest, name) if number == 0 else _section(manifest, name))
-        + "\n".join(_cell(cell) for cell in notebook.cells)
-        for number, (notebook, manifest, name) in enumerate(parts)
-    )
-    figures = [figure for notebook, *_ in parts for figure in _figures(notebook)]
-    scripts = [get_plotlyjs(), _DRAW] if figures else []
-    allowed = [f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts]
+    library = get_plotlyjs() if figures else ""
+    modules = [pages.module(name) for name, wanted in (("static_figures", figures), ("static", explorer)) if wanted]
+    if any("</script" in text.lower() or "<!--" in text for text in modules):
+        raise WorkbenchError("a module of the widgets holds text that ends a script, so no page can hold it")
+    allowed = [_hash(text) for text in (*modules, library) if text]
     if any(str(trace.get("type")) in _WEBGL for figure in figures for trace in figure.get("data", [])):
         allowed.append("'unsafe-eval'")  # plotly compiles their shader programs
-    sources = " ".join(allowed) or "'none'"
     policy = (
-        f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {' '.join(allowed) or chr(39) + 'none' + chr(39)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    loaded, drawn = (f"<script>{scripts[0]}</script>", f"<script>{scripts[1]}</script>") if scripts else ("", "")
-    colours = HtmlFormatter(style="default").get_style_defs(".highlight")
-    _, manifest, name = parts[0]
-    title = html.escape(f"{manifest.get('experiment', 'run')} {name}")
+    styles = HtmlFormatter(style="default").get_style_defs(".highlight") + _STYLE
+    styles += pages.stylesheet("explorer") if explorer else ""
+    scripts = [f'<script type="module">{text}</script>' for text in modules]
+    if library:
+        packed = base64.b64encode(gzip.compress(library.encode(), 9, mtime=0)).decode()
+        scripts.insert(0, f'<script type="application/octet-stream" id="plotly">{packed}</script>')
+    after = "\n".join(scripts)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
-        f"<style>{colours}{_STYLE}</style>\n{loaded}\n</head>\n<body>\n{body}\n{drawn}\n</body>\n</html>\n"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{html.escape(title)}</title>\n'
+        f"<style>{styles}</style>\n</head>\n<body>\n{body}\n{after}\n</body>\n</html>\n"
     )
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _figures(notebook: Any) -> Iterable[Mapping[str, Any]]:
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if PLOTLY_MIME in output.get("data", {}):
+                yield output.data[PLOTLY_MIME]
+
+
+def _numbers(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a manifest what holds no text but names the workbench itself gives: state, times, numbers, the method."""
+    kept: dict[str, Any] = {"attempts": [{}] * len(manifest.get("attempts") or [])}
+    plain = {"experiment": r"[A-Za-z0-9._-]+", "digest": r"[0-9a-f]+", "started": r"[0-9T:.+Z-]+", "status": r"[a-z]+"}
+    kept |= {n: manifest[n] for n, shape in plain.items() if re.fullmatch(shape, str(manifest.get(n, "")))}
+    if isinstance(manifest.get("seconds"), int | float):
+        kept["seconds"] = manifest["seconds"]
+    for name in ("parameters", "result"):
+        given = (manifest.get(name) or {}).items()
+        kept[name] = {n: v for n, v in given if isinstance(v, int | float) and _NAME.fullmatch(n)}
+    method = (manifest.get("parameters") or {}).get("method")
+    if isinstance(method, str) and _NAME.fullmatch(method):
+        kept["parameters"] = {"method": method} | kept["parameters"]
+    return kept
 
 
 def _section(manifest: Mapping[str, Any], name: str) -> str:
@@ -153,17 +249,19 @@ def _section(manifest: Mapping[str, Any], name: str) -> str:
 def _header(manifest: Mapping[str, Any], name: str) -> str:
     status = str(manifest.get("status", "unknown"))
     git, versions = manifest.get("git"), manifest.get("versions") or {}
+    started = str(manifest.get("started") or "")[:19].replace("T", " ")
     commit = git and git["commit"][:12] + (" with uncommitted changes" if git["dirty"] else "")
     facts = {
         "notebook": manifest.get("notebook"),
-        "started": str(manifest.get("started") or "")[:19].replace("T", " ") + " UTC",
+        "started": started and f"{started} UTC",
         "duration": _duration(manifest.get("seconds")),
-        "attempts": len(manifest.get("attempts") or []),
+        "attempts": len(manifest.get("attempts") or []) or None,
         "device": manifest.get("device"),
-        "commit": commit or "none (outside a checkout)",
+        "commit": commit or ("none (outside a checkout)" if "git" in manifest else None),
         "versions": ", ".join(f"{package} {version}" for package, version in versions.items() if version),
         "digest": manifest.get("digest"),
     }
+    facts = {name: value for name, value in facts.items() if value not in (None, "")}
     error = manifest.get("error")
     columns = (("Result", manifest.get("result")), ("Run", facts)), (("Parameters", manifest.get("parameters")),)
     tables = "".join(
@@ -201,112 +299,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)
     return "" if value is None else str(value)
-
-
-def _cell(cell: Any) -> str:
-    if cell.cell_type == "markdown":
-        return f'<div class="text">{markdown(cell.source)}</div>'
-    if cell.cell_type != "code":
-        return _pre(cell.source)
-    outputs = "".join(_output(output) for output in cell.outputs)
-    return _code(cell.source) + (f'<div class="output">{outputs}</div>' if outputs else "")
-
-
-def _code(source: str) -> str:
-    from nbconvert.filters.highlight import Highlight2HTML
-
-    if not source.strip():
-        return ""
-    lines = [line.strip() for line in source.splitlines() if line.strip()]
-    first = next((line for line in lines if not line.startswith("#")), lines[0])
-    code = Highlight2HTML(pygments_lexer="ipython3")(source)
-    return f'<details class="code"><summary>{html.escape(first)}</summary>{code}</details>'
-
-
-def markdown(source: str) -> str:
-    """Markdown as HTML: raw HTML in it is escaped, links that run code are dropped, only data: images are kept.
-
-    Formulas stay as they were typed: drawing them would take a script from a network.
-    """
-    import mistune
-
-    class Renderer(mistune.HTMLRenderer):
-        def image(self, text: str, url: str, title: str | None = None) -> str:
-            if url.startswith(("data:image/png;base64,", "data:image/jpeg;base64,")):
-                return f'<img src="{html.escape(url)}" alt="{html.escape(text)}">'
-            return f"[image: {html.escape(text or url)}]"
-
-    renderer = Renderer(escape=True, allow_harmful_protocols=False)
-    render = mistune.create_markdown(renderer=renderer, plugins=["table", "strikethrough", "math"])
-    renderer.register("inline_math", lambda _, text: f"<code>{html.escape(text)}</code>")
-    renderer.register("block_math", lambda _, text: f"<pre>{html.escape(text)}</pre>")
-    return str(render(source))
-
-
-def _output(output: Any) -> str:
-    if output.output_type == "stream":
-        return _pre(output.text, "stderr" if output.name == "stderr" else "")
-    if output.output_type == "error":
-        return _pre("\n".join(output.traceback) or f"{output.ename}: {output.evalue}", "error")
-    data = output.get("data", {})
-    marked = str(data.get("text/html", "")).lstrip()[:200].partition(">")[0] if "text/html" in data else ""
-    if PLOTLY_MIME in data:
-        return _figure(data[PLOTLY_MIME])
-    if f'{FIGURE_MARK}="plotly.js"' in marked:
-        return ""
-    if marked.startswith("<div") and FIGURE_MARK in marked and "<script" not in data["text/html"]:
-        return f'<div class="kept">{kept_html(data["text/html"])}</div>'
-    for kind in _IMAGES:
-        if kind in data:
-            return _image(kind, data[kind])
-    if "text/markdown" in data:
-        return f'<div class="text">{markdown(data["text/markdown"])}</div>'
-    if RESULT_MIME in data:
-        return _pre(json.dumps(data[RESULT_MIME], indent=2, ensure_ascii=False))
-    if "application/vnd.jupyter.widget-view+json" in data:
-        return _pre("(an interactive view: open the notebook in JupyterLab)", "stderr")
-    text = str(data.get("text/plain", ""))
-    return _pre(text, "table" if text.startswith(("shape:", "┌")) else "") if text else ""
-
-
-def kept_html(source: str) -> str:
-    """The HTML of a marked output with nothing in it but layout and text: no script, no handler, no link, no load."""
-    import bleach
-    from bleach.css_sanitizer import CSSSanitizer
-
-    styles = CSSSanitizer(allowed_css_properties=_STYLES, allowed_svg_properties=[])
-    attributes = {"*": ["style", "title", "class"], "td": ["colspan", "rowspan"], "th": ["colspan", "rowspan"]}
-    return bleach.clean(source, tags=_TAGS, attributes=attributes, css_sanitizer=styles, protocols=[])
-
-
-def _figure(figure: Mapping[str, Any]) -> str:
-    kept = {name: figure[name] for name in ("data", "layout", "config") if name in figure}
-    layout = kept.get("layout", {})
-    size = f"width:{_pixels(layout.get('width'), 880)}px;height:{_pixels(layout.get('height'), 450)}px"
-    data = f'<script type="application/json" data-figure>{script_json(kept, allow_nan=True)}</script>'
-    return f'<div class="figure"><div style="{size}"></div>{data}</div>'
-
-
-def _pixels(value: Any, default: int) -> int:
-    return int(value) if isinstance(value, int | float) and 0 < value < 10_000 else default
-
-
-def _figures(notebook: Any) -> Iterable[Mapping[str, Any]]:
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            if PLOTLY_MIME in output.get("data", {}):
-                yield output.data[PLOTLY_MIME]
-
-
-def _image(kind: str, content: Any) -> str:
-    text = "".join(content)
-    if kind == "image/svg+xml":
-        text = base64.b64encode(text.encode()).decode()
-    return f'<img src="data:{kind};base64,{html.escape("".join(text.split()))}" alt="">'
-
-
-def _pre(text: str, kind: str = "") -> str:
-    from nbconvert.filters.ansi import ansi2html
-
-    text = _CONTROL.sub("", text)  # colours stay; window titles, cursor moves and bells go
-    return f'<pre class="{kind}">{ansi2html(text)}</pre>' if text.strip() else ""
