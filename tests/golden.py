@@ -28,6 +28,12 @@ def tensor(values: list[float], dtype: torch.dtype = torch.float64) -> torch.Ten
     return torch.tensor(values, dtype=dtype)
 
 
+def labels(values: list[Any]) -> torch.Tensor:
+    """Numbers in place of labels of any kind, equal where they are equal."""
+    known: dict[str, int] = {}
+    return torch.tensor([known.setdefault(json.dumps(value), len(known)) for value in values])
+
+
 def agent_opsd(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> dict[str, list[float]]:
     config = AgentOPSDConfig(**{name: case[name] for name in ("gamma", "lam", "band", "eps")})
     evidence = tensor([case["evidence"]], dtype)
@@ -70,7 +76,7 @@ def surrogate(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> float
 
 
 def grpo(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> list[float]:
-    groups = torch.tensor(case["groups"])
+    groups = labels(case["groups"])
     rewards = tensor(case["rewards"], dtype)
     return group_advantage(rewards, groups, std=case["std"], eps=case["eps"], ddof=case["ddof"]).tolist()
 
@@ -80,7 +86,7 @@ def cast_rule(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> dict[
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     solver = torch.zeros(mask.shape, dtype=dtype)
     solver[mask] = tensor([value for turns in case["turn_advantages"] for value in turns], dtype)
-    outcome = cast.outcome_advantage(tensor(case["rewards"], dtype), torch.tensor(case["groups"]))
+    outcome = cast.outcome_advantage(tensor(case["rewards"], dtype), labels(case["groups"]))
     turns = cast.combine(solver, mask, outcome, cast.CASTConfig(alpha=case["alpha"]))
     advantage = [row[:n].tolist() for row, n in zip(turns["turn_advantage"], lengths, strict=True)]
     return {"outcome": outcome.tolist(), "rms": turns["rms"].item(), "advantage": advantage}
@@ -104,12 +110,12 @@ def rlsd_rule(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> list[
 
 
 def gigpo_step(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> list[float]:
-    groups, anchors = torch.tensor(case["anchors"]).T
+    groups, anchors = (labels(list(keys)) for keys in zip(*case["anchors"], strict=True))
     return gigpo.step_advantages(tensor(case["returns"], dtype), anchors, groups).tolist()
 
 
 def rloo_rule(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> list[float]:
-    return rloo.leave_one_out(tensor(case["rewards"], dtype), torch.tensor(case["groups"])).tolist()
+    return rloo.leave_one_out(tensor(case["rewards"], dtype), labels(case["groups"])).tolist()
 
 
 RULES = {

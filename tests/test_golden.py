@@ -45,7 +45,7 @@ def test_shared_cases_pass_in_float64(shared):
     assert passed == sum(len(shared[rule]) for rule in golden.RULES) == 44
 
 
-@pytest.mark.parametrize("rule", ["agent_opsd", "sdar", "surrogate", "grpo"])
+@pytest.mark.parametrize("rule", sorted(golden.RULES.keys() - {"dgg", "coba"}))  # these two compute in Python floats
 def test_shared_cases_pass_in_float32(shared, rule):
     for i, case in enumerate(shared[rule]):
         got = golden.RULES[rule](case, torch.float32)
