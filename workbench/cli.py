@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a run failed, 2 bad input (one line on stderr), 130 stoppe
 
 import argparse
 import contextlib
+import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -91,6 +92,18 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--device", default="auto", help="cuda where there is one")
     score.add_argument("--out", default="runs", help="the folder runs go into (default: runs)")
     score.set_defaults(command=_score)
+
+    replay = commands.add_parser(
+        "replay", help="credit a run's rollouts by another method", description=_replay.__doc__
+    )
+    replay.add_argument("run", metavar="RUN", help="a run folder whose turns hold tokens")
+    replay.add_argument("--method", required=True, help="the method whose credit is computed; see `workbench methods`")
+    replay.add_argument("--option", action="append", metavar="NAME=VALUE", help="of that method (repeatable)")
+    replay.add_argument("--against", metavar="METHOD", help="compare with this method's credit, not the recorded one")
+    replay.add_argument("--step", type=int, action="append", help="a training step (repeatable; default: all)")
+    replay.add_argument("--reward", help="what groups compare: outcome or return (default: as the run was trained)")
+    replay.add_argument("--out", metavar="FILE.parquet", help="write one row a turn, with both credits, to this file")
+    replay.set_defaults(command=_replay)
 
     demo = commands.add_parser("demo", help="the main job, small: train, record, show", description=_demo.__doc__)
     demo.add_argument("--env", help="the environment (default: twc, of TextWorldExpress)")
@@ -212,6 +225,38 @@ def _score(arguments: argparse.Namespace) -> None:
         **{name: getattr(arguments, name) for name in names}, message=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     print(f"run     {run.path}")
+
+
+def _replay(arguments: argparse.Namespace) -> None:
+    """Another method's credit on the rollouts of a run, beside what was recorded: how far the orders of turns agree,
+    turns whose sign flips, and tokens whose gradient coefficient changes most."""
+    from .compare_credit import compare, text, write_turns
+    from .runs import RunFolder
+
+    if arguments.out and not arguments.out.endswith(".parquet"):
+        raise WorkbenchError(f"--out {arguments.out}: a file that ends in .parquet is expected")
+    options = _options(arguments.option or [])
+    run = RunFolder.open(arguments.run)
+    found = compare(run, arguments.method, options, arguments.step, arguments.against, reward=arguments.reward)
+    print(text(found), end="")
+    if arguments.out:
+        print(f"\nturns   {write_turns(found, arguments.out)}")
+
+
+def _options(given: list[str]) -> dict[str, object]:
+    """NAME=VALUE arguments as {name: value}: what reads as JSON (0.5, true) is that, and text otherwise."""
+    options: dict[str, object] = {}
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if not equals or not name:
+            raise WorkbenchError(f"--option {argument}: NAME=VALUE is expected, such as gamma=0.5")
+        if name in options:
+            raise WorkbenchError(f"option {name} is given more than once")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
 
 
 def _demo(arguments: argparse.Namespace) -> None:
