@@ -17,8 +17,10 @@ from .figures.display import script_json
 from .runs import RESULT_MIME
 
 _TITLES = r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b(?!\[[0-9;]*m)"
-_TURNS = r"\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that turn the direction of text
-_CONTROL = re.compile(_TITLES + rf"|[{_TURNS}\x00-\x08\x0b-\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
+)
+_CONTROL = re.compile(_TITLES + r"|[\x00-\x08\x0b-\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _IMAGES = ("image/svg+xml", "image/png", "image/jpeg")
 _TAGS = (
     "div span p pre code b strong i em small sub sup br hr ul ol li table caption thead tbody tr th td h2 h3 h4 h5 "
@@ -29,6 +31,11 @@ _STYLES = (
     "border-bottom border-top border-left border-right border-radius padding margin width max-width min-width height "
     "max-height overflow overflow-x overflow-y display line-height letter-spacing opacity vertical-align"
 ).split()
+
+
+def visible(text: str) -> str:
+    """Text in which marks that hide it or turn its direction show as U+FFFD."""
+    return _HIDDEN.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def cell_html(cell: Any) -> str:
@@ -44,6 +51,7 @@ def cell_html(cell: Any) -> str:
 def _code(source: str) -> str:
     from nbconvert.filters.highlight import Highlight2HTML
 
+    source = visible(source)
     if not source.strip():
         return ""
     lines = [line.strip() for line in source.splitlines() if line.strip()]
@@ -74,7 +82,7 @@ def markdown(source: str, links: bool = True) -> str:
     render = mistune.create_markdown(renderer=renderer, plugins=["table", "strikethrough", "math"])
     renderer.register("inline_math", lambda _, text: f"<code>{html.escape(text)}</code>")
     renderer.register("block_math", lambda _, text: f"<pre>{html.escape(text)}</pre>")
-    return str(render(source))
+    return str(render(visible(source)))
 
 
 def _output(output: Any) -> str:
@@ -110,7 +118,7 @@ def kept_html(source: str) -> str:
 
     styles = CSSSanitizer(allowed_css_properties=_STYLES, allowed_svg_properties=[])
     attributes = {"*": ["style", "title", "class"], "td": ["colspan", "rowspan"], "th": ["colspan", "rowspan"]}
-    return bleach.clean(source, tags=_TAGS, attributes=attributes, css_sanitizer=styles, protocols=[])
+    return bleach.clean(visible(source), tags=_TAGS, attributes=attributes, css_sanitizer=styles, protocols=[])
 
 
 def figure_html(figure: Mapping[str, Any]) -> str:
@@ -136,5 +144,6 @@ def _image(kind: str, content: Any) -> str:
 def _pre(text: str, kind: str = "") -> str:
     from nbconvert.filters.ansi import ansi2html
 
-    text = _CONTROL.sub("", text)  # colours stay; window titles, cursor moves and bells go
+    parts = re.split(r"(\x1b\[[0-9;]*m)", _CONTROL.sub("", text))  # colours stay; window titles, bells and the like go
+    text = "".join(part if part.startswith("\x1b") else visible(part) for part in parts)
     return f'<pre class="{kind}">{ansi2html(text)}</pre>' if text.strip() else ""

@@ -9,10 +9,10 @@ page's security policy lets only the scripts of this file run (by their hash) an
 import base64
 import gzip
 import hashlib
-import html
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ from .notebook_html import cell_html, figure_html
 from .runs import RunFolder
 from .runs.files import atomic_write
 from .runs.manifest import artifacts
-from .share import Shared
+from .share import Shared, plain_html
 
 EPISODES = 200  # most episodes that a report takes unless told otherwise
 _WEBGL = {"scattergl", "heatmapgl", "splom", "parcoords", "scatter3d", "surface", "mesh3d", "scatterpolargl"}
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
+_STATES = ("complete", "running", "failed", "interrupted")
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2933; --muted: #66727f; --line: #dfe4e9; --soft: #f6f8f9; --paper: #fff;
@@ -176,10 +176,10 @@ def page(
     for other, facts, folder in parts[1:]:
         body += [_section(facts, folder), *(cell_html(cell) for cell in other.cells)]
     for title, drawn in figures:
-        body += [f"<h2>{html.escape(title)}</h2>", *map(figure_html, drawn)]
-    shown = [figure for other, *_ in parts if other for figure in _figures(other)]
-    shown += [figure for _, drawn in figures for figure in drawn]
-    return _document(f"{manifest.get('experiment', 'run')} {name}", "\n".join(body), bool(shared), shown)
+        body += [f"<h2>{plain_html(title)}</h2>", *map(figure_html, drawn)]
+    embedded = [figure for other, *_ in parts if other for figure in _figures(other)]
+    embedded += [figure for _, drawn in figures for figure in drawn]
+    return _document(f"{manifest.get('experiment', 'run')} {name}", "\n".join(body), bool(shared), embedded)
 
 
 def _document(title: str, body: str, explorer: bool, figures: Sequence[Mapping[str, Any]]) -> str:
@@ -208,7 +208,7 @@ def _document(title: str, body: str, explorer: bool, figures: Sequence[Mapping[s
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{html.escape(title)}</title>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{plain_html(title)}</title>\n'
         f"<style>{styles}</style>\n</head>\n<body>\n{body}\n{after}\n</body>\n</html>\n"
     )
 
@@ -225,23 +225,22 @@ def _figures(notebook: Any) -> Iterable[Mapping[str, Any]]:
 
 
 def _numbers(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a manifest what holds no text but names the workbench itself gives: state, times, numbers, the method."""
-    kept: dict[str, Any] = {"attempts": [{}] * len(manifest.get("attempts") or [])}
-    plain = {"experiment": r"[A-Za-z0-9._-]+", "digest": r"[0-9a-f]+", "started": r"[0-9T:.+Z-]+", "status": r"[a-z]+"}
-    kept |= {n: manifest[n] for n, shape in plain.items() if re.fullmatch(shape, str(manifest.get(n, "")))}
-    if isinstance(manifest.get("seconds"), int | float):
-        kept["seconds"] = manifest["seconds"]
-    for name in ("parameters", "result"):
-        given = (manifest.get(name) or {}).items()
-        kept[name] = {n: v for n, v in given if isinstance(v, int | float) and _NAME.fullmatch(n)}
-    method = (manifest.get("parameters") or {}).get("method")
-    if isinstance(method, str) and _NAME.fullmatch(method):
-        kept["parameters"] = {"method": method} | kept["parameters"]
+    """Of a manifest what holds no text but the workbench's own: state, times, the method and numeric parameters."""
+    from .methods import METHODS
+    from .settings import TrainConfig
+
+    shapes = {"experiment": r"[A-Za-z0-9._-]+", "digest": r"[0-9a-f]+", "started": r"[0-9T:.+Z-]+"}
+    kept = {n: manifest[n] for n, shape in shapes.items() if re.fullmatch(shape, str(manifest.get(n, "")))}
+    kept["status"] = next((s for s in _STATES if s == manifest.get("status")), "unknown")
+    kept["seconds"] = manifest["seconds"] if isinstance(manifest.get("seconds"), int | float) else None
+    given, known = manifest.get("parameters") or {}, {field.name for field in fields(TrainConfig)}
+    kept["parameters"] = {"method": given["method"]} if given.get("method") in METHODS else {}
+    kept["parameters"] |= {n: v for n, v in given.items() if n in known and isinstance(v, int | float)}
     return kept
 
 
 def _section(manifest: Mapping[str, Any], name: str) -> str:
-    origin = html.escape(f"{manifest.get('notebook') or manifest.get('experiment', 'run')} · {name}")
+    origin = plain_html(f"{manifest.get('notebook') or manifest.get('experiment', 'run')} · {name}")
     changed = f'<div class="facts"><div>{_table(manifest["parameters"])}</div></div>'
     return f'<p class="part">{origin}</p>' + (changed if manifest.get("parameters") else "")
 
@@ -269,10 +268,10 @@ def _header(manifest: Mapping[str, Any], name: str) -> str:
         for column in columns
     )
     return (
-        f"<header><h1>{html.escape(str(manifest.get('experiment', 'run')))}"
-        f'<span class="state{"" if status == "complete" else " bad"}">{html.escape(status)}</span></h1>'
-        f'<p class="sub">{html.escape(name)}</p>'
-        + (f'<pre class="error">{html.escape(str(error))}</pre>' if error else "")
+        f"<header><h1>{plain_html(str(manifest.get('experiment', 'run')))}"
+        f'<span class="state{"" if status == "complete" else " bad"}">{plain_html(status)}</span></h1>'
+        f'<p class="sub">{plain_html(name)}</p>'
+        + (f'<pre class="error">{plain_html(str(error))}</pre>' if error else "")
         + f'<div class="facts">{tables}</div></header>\n'
     )
 
@@ -285,7 +284,7 @@ def _duration(seconds: float | None) -> str:
 
 
 def _table(rows: Mapping[str, Any]) -> str:
-    cells = ((html.escape(str(name)), html.escape(_shown(value))) for name, value in rows.items())
+    cells = ((plain_html(str(name)), plain_html(_shown(value))) for name, value in rows.items())
     return "<table>" + "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in cells) + "</table>"
 
 

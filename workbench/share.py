@@ -22,6 +22,7 @@ import polars as pl
 from . import summaries
 from .errors import WorkbenchError
 from .figures.pieces import Cell, join
+from .notebook_html import visible
 from .notes import LABELS, Note, NoteBook
 from .runs import RunFolder
 from .signals import DERIVED, SIGNALS, Signal, numbers
@@ -33,9 +34,6 @@ _NUMBERED = ("panel", "role", "module")  # names that figures tell apart
 _LISTS = ("path", *(s.name for s in SIGNALS))
 _TURN = ("step", "episode", "turn", *summaries.TURN_NUMBERS, *TEXTS, "n_tokens", "seen", "did")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
-_HIDDEN = re.compile(
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
-)
 
 
 @dataclass(frozen=True)
@@ -85,9 +83,11 @@ def gather(run: RunFolder, limit: int | None = 200, redact: bool = False) -> Sha
     turns = _prepared(_in(run.scan("turns"), chosen).collect().sort(*KEY, "turn"))
     frame, method = _in(frame, chosen), str(run.config.get("method", ""))
     if redact:
+        from .methods import METHODS
+
         frame, groups, turns = redacted(frame), redacted(groups), redacted(turns)
         notes = tuple(replace(note, author="", text="", tags=()) for note in notes)
-        method = method if _NAME.fullmatch(method) else ""
+        method = method if method in METHODS else ""
     return Shared(run.path.name, run.experiment, method, redact, recorded, frame, groups, turns, notes)
 
 
@@ -189,14 +189,15 @@ def _note(note: Note) -> str:
     place += "" if note.start is None else f", tokens {note.start} to {note.end - 1}"
     facts = [f"[{note.label}]"] if note.label else []
     facts += [f"#{tag}" for tag in note.tags] + [note.author, f"{note.time[:16].replace('T', ' ')} UTC"]
-    told = " · ".join(shown(fact) for fact in facts if fact)
-    text = f"<pre>{shown(note.text)}</pre>" if note.text.strip() else ""
-    return f'<div class="note"><a href="#{shown(note.link)}">{place}</a> <span class="sub">{told}</span>{text}</div>'
+    told = " · ".join(plain_html(fact) for fact in facts if fact)
+    text = f"<pre>{plain_html(note.text)}</pre>" if note.text.strip() else ""
+    link = f'<a href="#{plain_html(note.link)}">{place}</a>'
+    return f'<div class="note">{link} <span class="sub">{told}</span>{text}</div>'
 
 
-def shown(text: str) -> str:
+def plain_html(text: str) -> str:
     """Text as HTML that is nothing but this text; marks that hide it or turn its direction show as U+FFFD."""
-    return html.escape(_HIDDEN.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n").replace("\r", "\n")))
+    return html.escape(visible(text))
 
 
 def _in(frame: Any, chosen: pl.DataFrame) -> Any:
