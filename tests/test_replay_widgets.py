@@ -11,8 +11,6 @@ import synthetic_run
 import torch
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
-from workbench.widgets import sliders
-from workbench.widgets.replay import EVIDENCE, belief_view, gate_view, lm_head_view, regate
 
 from workbench import shipped
 from workbench.credit.agent_opsd import AgentOPSDConfig
@@ -20,6 +18,8 @@ from workbench.errors import WorkbenchError
 from workbench.figures import beliefs, display, replay, tokens
 from workbench.reuse.dgg import DGGConfig, Gate
 from workbench.runs import RunFolder
+from workbench.widgets import sliders
+from workbench.widgets.replay import EVIDENCE, belief_view, gate_view, lm_head_view, regate
 
 
 @pytest.fixture(scope="module")
