@@ -7,13 +7,13 @@ import polars as pl
 import pytest
 import synthetic_run
 
-from workbench import replay, shipped
-from workbench.figures import beliefs, compare, credit_compare, credit_map, evidence, gates, lm_head
+from workbench import compare_credit, replay, shipped
+from workbench.figures import beliefs, compare, credit_compare, credit_map, evidence, gates, lm_head, replayed
 from workbench.figures.display import MARK, MIME
 from workbench.runs.execute import RunFailed, run_notebook
 
-NAMES = ("beliefs", "gates", "lm_head", "compare", "methods")
-FIGURES = {"beliefs": 7, "gates": 5, "lm_head": 5, "compare": 3, "methods": 4}
+NAMES = ("beliefs", "gates", "lm_head", "compare", "methods", "replay")
+FIGURES = {"beliefs": 7, "gates": 5, "lm_head": 5, "compare": 3, "methods": 4, "replay": 3}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -120,6 +120,19 @@ def test_methods_of_a_run_without_teacher(out):
     assert set(result["favoured_turn"]) == {"gigpo"} and result["least_agreement"] is None
 
 
+def test_replay_against_the_record_and_another_method(out, recorded):
+    given = {"method": "opd", "options": {"coef": 0.5}, "steps": [1, 3]}
+    result = executed("replay", out, run=str(recorded.path), **given)
+    found = compare_credit.compare(recorded, **given)
+    assert (result["step"], result["episode"]) == replayed.choose(found) and result["against"] == "recorded"
+    assert result["flips"] == found.turns["flipped"].sum() > 0 and result["turns"] == found.turns.height
+    assert result["rank_correlation"] == found.episodes["rank_correlation"].drop_nulls().mean()
+    assert result["slope_ratio"] > 0 and result["top_token"] == found.tokens["link"][0]
+    plain = executed("replay", out, run=str(recorded.path), method="dr_grpo", against="grpo", step=2, episode=5)
+    assert (plain["step"], plain["episode"], plain["against"]) == (2, 5, "grpo")
+    assert (plain["ranked"], plain["rank_correlation"], plain["flips"]) == (0, None, 0)
+
+
 def test_a_run_without_teacher_fails_with_one_clear_line(out):
     plain = synthetic_run.write(out, "plain", "grpo", teacher=False, n_steps=2, groups=1)
     with pytest.raises(RunFailed) as caught:
@@ -127,7 +140,7 @@ def test_a_run_without_teacher_fails_with_one_clear_line(out):
     assert "teacher's log-probs" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["beliefs", "gates", "lm_head", "methods"])
+@pytest.mark.parametrize("name", ["beliefs", "gates", "lm_head", "methods", "replay"])
 def test_the_shipped_run_is_the_default(out, name):
     if not shipped.data("recorded_run", "config.json").is_file():
         pytest.skip("no recorded run is shipped in data/recorded_run")

@@ -11,6 +11,7 @@ from workbench import cli, links, shipped, tables
 from workbench.compare_credit import compare, sentences, text
 from workbench.credit import gigpo
 from workbench.errors import WorkbenchError
+from workbench.figures import replayed
 from workbench.formats.write import import_run
 from workbench.methods import method
 from workbench.replay import credit_of
@@ -262,6 +263,50 @@ def test_text_of_rollouts_obeys_no_terminal(tmp_path):
     rows = [line for line in shown.splitlines() if line.startswith("  ")]
     assert len(rows) == 6 and max(map(len, rows)) < 200
     assert f"{found.flips.height - 3} more turns flip" in shown
+
+
+def test_figures_draw_what_the_frames_hold(run):
+    found = compare(run[0], "opd")
+    step, episode = replayed.choose(found)
+    most = found.episodes.filter(pl.col("flips") == pl.col("flips").max())
+    assert (step, episode) in most.select("step", "episode").rows()
+    assert replayed.choose(found, 3)[0] == 3 and replayed.choose(found, 3, 2) == (3, 2)
+    fig = replayed.turns(found, step, episode)
+    rows = found.turns.filter(pl.col("step") == step, pl.col("episode") == episode).sort("turn")
+    for axis, column in (("y", "baseline_credit"), ("y2", "other_credit")):
+        up, down = (bar for bar in fig.data if bar.type == "bar" and bar.yaxis == axis)
+        assert (up.name, down.name) == ("raises its tokens", "lowers its tokens")
+        drawn = [a if a is not None else b for a, b in zip(up.y, down.y, strict=True)]
+        assert drawn == rows[column].to_list() and all(v is None or v > 0 for v in up.y)
+    assert list(fig.data[-1].x) == rows.filter("flipped")["turn"].to_list() and fig.data[-1].name == "the sign flips"
+    counts = replayed.correlations(found).data[0]
+    ranks = found.episodes["rank_correlation"].drop_nulls()
+    assert sum(counts.y) == len(ranks) > 0 and counts.y[-1] == (ranks >= 0.9 - 1e-9).sum()
+    assert counts.y[0] == (ranks < -0.9 - 1e-9).sum()
+    _, base, other = replayed.tokens(found, limit=9).data
+    assert list(base.x) == found.tokens["baseline_slope"].head(9).to_list()
+    assert list(other.x) == found.tokens["other_slope"].head(9).to_list()
+    table = replayed.flips_table(found, limit=4)
+    assert table.count("<tr>") == 5 and f"and {found.flips.height - 4} more" in table
+    assert all(link.replace("&", "&amp;") in table for link in found.flips["link"].head(4))
+
+
+def test_figures_of_ties_and_markup(tmp_path):
+    def hostile(turns, heads):
+        evil = "<img src=x onerror=alert(1)> $x$ %{y}"
+        return turns.with_columns(action=pl.lit(evil), pieces=pl.col("pieces").list.eval(pl.lit(evil))), heads
+
+    run, _ = train(tmp_path, "grpo", hostile)
+    same, other = compare(run, "grpo"), compare(run, "opd")
+    assert replayed.correlations(same).layout.annotations[0].text == "no episode has an order to compare"
+    assert "no turn's credit flips" in replayed.flips_table(same)
+    for found in (same, other):
+        place = replayed.choose(found)
+        made = [replayed.turns(found, *place), replayed.correlations(found), replayed.tokens(found)]
+        drawn = "".join(fig.to_json() for fig in made)
+        assert "<img" not in replayed.flips_table(found) and "img src" in drawn
+        assert found is same or "&lt;img src=x onerror=alert(1)&gt;" in replayed.flips_table(found)
+        assert not any(live in drawn for live in ("<img", "\\u003cimg", "$x$", "%{y}"))
 
 
 def test_the_shipped_run_replays_its_own_method():
