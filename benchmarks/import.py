@@ -21,13 +21,14 @@ from pathlib import Path
 WORDS = "the door opens onto a dim kitchen with two cupboards, a knife lies on the counter, it smells of bread".split()
 
 
-def verl_agent(rng: random.Random, tokens: int = 200, turns: int = 20) -> Iterator[str]:
-    """Per-turn dumps of trajectories of `turns` turns; the numbers of a few turns come again and again."""
+def verl_agent(rng: random.Random, mean: int = 200, turns: int = 20) -> Iterator[str]:
+    """Per-turn dumps of trajectories of `turns` turns of about `mean` tokens; the same few turns again and again."""
 
     def logprob() -> float:
         return -round(rng.expovariate(1.0), 7) - 1.2345678e-9
 
     def numbers() -> dict[str, object]:
+        tokens = rng.randint(mean // 2, mean * 3 // 2)
         student, teacher = [[logprob() for _ in range(tokens)] for _ in range(2)]
         return {
             "tokens": [" " + rng.choice(WORDS) for _ in range(tokens)],

@@ -57,7 +57,7 @@ def test_sdar_has_no_advantages():
 
 def test_json_and_polars_read_the_same(monkeypatch):
     fast = [t for e in verl_agent.read(OPSD) for t in e.turns]
-    monkeypatch.setattr(ndjson, "_columns", lambda chunk, schema: None)
+    monkeypatch.setattr(ndjson, "_parsed", lambda data, rows, schema: None)
     slow = [t for e in verl_agent.read(OPSD) for t in e.turns]
     assert len(fast) == len(slow) == 6
     for a, b in zip(fast, slow, strict=True):

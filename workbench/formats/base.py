@@ -198,6 +198,8 @@ def finite(value: float, name: str, where: str) -> float:
 
 def ids(values: Sequence[int] | np.ndarray, name: str, where: str) -> np.ndarray:
     """(L,) int32 token ids. Raises WorkbenchError where a value is no whole number of 0 .. 2^31-1."""
+    if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1 and values.min(initial=0) >= 0:
+        return values
     out = _array(values, name, where, "token ids")
     if out.size and (out.dtype.kind not in "iu" or out.min() < 0 or out.max() >= 2**31):
         wrong = next((v for v in values if isinstance(v, bool) or not 0 <= v < 2**31 or v != int(v)), out.dtype)

