@@ -187,7 +187,7 @@ def test_the_keyboard_and_the_lists_work(view, run, artifacts):
         view.page.locator(field).fill("")
     view.says(".cw-status", "72 episodes")
     view.page.locator(".cw-sort", has_text="turns").click()
-    view.page.wait_for_function("document.querySelectorAll('.cw-row')[0].children[3].innerText === '6'")
+    view.page.wait_for_function("() => document.querySelectorAll('.cw-row')[0].children[3].innerText === '6'")
     view.keys("c")
     view.page.wait_for_selector(".cw-part")
     assert view.page.locator(".cw-colhead").count() == 2
@@ -280,7 +280,7 @@ def test_a_browser_that_cannot_unpack_is_told_so(browser, path):
     page = context.new_page()
     page.add_init_script("delete window.DecompressionStream")
     page.goto(path.as_uri())
-    page.wait_for_function("document.querySelector('#explorer-view').innerText.includes('one of 2023 or later')")
+    page.wait_for_function("() => document.querySelector('#explorer-view').innerText.includes('one of 2023 or later')")
     context.close()
 
 
