@@ -1,4 +1,4 @@
-import { h, known, line, number } from "./page.js";
+import { h, known, line, mark, number, sign } from "./page.js";
 import { Transcript } from "./transcript.js";
 
 /* Members of a group side by side, a row a turn, from the first turn at which they part. */
@@ -38,7 +38,7 @@ export class Comparison {
 
   chip({ episode, outcome, differs }) {
     const title = differs == null ? "the same throughout" : `the same up to turn ${differs}`;
-    return h("button", { class: this.picked.includes(episode) ? "cw-on" : "", title, onclick: () => this.choose(episode) }, `${outcome ? "✓" : "✗"} ${episode}`);
+    return h("button", { class: this.picked.includes(episode) ? "cw-on" : "", title, onclick: () => this.choose(episode) }, `${sign(outcome)} ${episode}`);
   }
 
   shared(turns) {
@@ -54,7 +54,7 @@ export class Comparison {
 }
 
 function columnHead({ outcome, episode, return: earned, advantage }) {
-  return h("div", { class: "cw-colhead" }, h("i", { class: outcome ? "cw-won" : "cw-lost" }, outcome ? "✓" : "✗"),
+  return h("div", { class: "cw-colhead" }, mark(outcome),
     h("b", {}, ` episode ${episode} `), `return ${number(earned)}, A ${number(advantage, true)}`);
 }
 

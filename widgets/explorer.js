@@ -29,7 +29,7 @@
 
    Text of a run or a note is hostile by assumption: it reaches the page as text nodes and titles alone. */
 
-import { clamp, client, colours, debounce, h, known, line, number, plain, themeOf } from "./page.js";
+import { clamp, client, colours, debounce, ended, h, known, line, mark, number, plain, themeOf } from "./page.js";
 import { Comparison } from "./comparison.js";
 import { COLUMNS, List, parseLink, writeLink } from "./list.js";
 import { Notes } from "./notes.js";
@@ -221,8 +221,8 @@ class View {
   arrived(scroll = true) {
     const { episode } = this.shown, { at } = this;
     const facts = [["return", episode.return], ["advantage", episode.advantage, true], ["prior", episode.prior], ["turns", episode.n_turns], ["tokens", episode.n_tokens]];
-    this.title.replaceChildren(h("i", { class: episode.outcome ? "cw-won" : "cw-lost" }, episode.outcome ? "✓ succeeded" : "✗ failed"),
-      h("b", {}, `step ${episode.step} · group ${episode.group} · episode ${episode.episode}`), h("span", { class: "cw-task" }, line(episode.task)),
+    this.title.replaceChildren(mark(episode.outcome, ended(episode.outcome)),
+      h("b", {}, `step ${episode.step} · group ${episode.group ?? "–"} · episode ${episode.episode}`), h("span", { class: "cw-task" }, line(episode.task)),
       ...facts.filter(([, v]) => known(v)).map(([name, v, signed]) => h("span", { class: "cw-fact" }, `${name} `, h("b", {}, number(v, signed)))));
     this.linkBox.value = writeLink(at);
     this.drawStrip();

@@ -1,4 +1,4 @@
-import { clamp, h, known, line, number, s } from "./page.js";
+import { clamp, h, known, line, mark, number, s } from "./page.js";
 
 const ROW = 28, PAGE = 60;
 export const COLUMNS = { step: "step", episode: "episode", group: "group", outcome: "won", return: "return", n_turns: "turns",
@@ -112,12 +112,12 @@ export class List {
     const picked = row.step === at.step && (isGroup ? row.group === this.view.shown?.episode.group : row.episode === at.episode);
     const noted = all.some((n) => n.step === row.step && n.episode === row.episode);
     const cells = isGroup
-      ? [h("b", {}, `${row.step}·${row.group}`), h("span", {}, `${row.won} of ${row.n}`), h("span", {}, number(row.mean)),
+      ? [h("b", {}, `${row.step}·${row.group ?? "–"}`), h("span", {}, `${row.won} of ${row.n}`), h("span", {}, number(row.mean)),
          h("span", {}, number(row.high - row.low)), h("span", {}, number(row.revised)), h("span", { class: "cw-task" }, line(row.task))]
-      : [h("i", { class: row.outcome ? "cw-won" : "cw-lost", title: row.outcome ? "succeeded" : "failed" }, row.outcome ? "✓" : "✗"),
-         h("b", {}, `${row.step}·${row.group}·${row.episode}`, noted && h("sup", { title: "has notes" }, "✎")),
+      : [mark(row.outcome),
+         h("b", {}, `${row.step}·${row.group ?? "–"}·${row.episode}`, noted && h("sup", { title: "has notes" }, "✎")),
          h("span", {}, number(row.return)), h("span", {}, number(row.n_turns)), this.last(row), sparkline(row)];
-    const title = `step ${row.step}, group ${row.group}` + (isGroup ? "" : `, episode ${row.episode}: ${row.pivotal ?? 0} pivotal turns`
+    const title = `step ${row.step}, group ${row.group ?? "–"}` + (isGroup ? "" : `, episode ${row.episode}: ${row.pivotal ?? 0} pivotal turns`
       + (row.hits ? `, found in ${row.hits} turns` : "")) + `\n${line(row.task)}`;
     return h("div", { class: `cw-row${isGroup ? " cw-group" : ""}${picked ? " cw-on" : ""}${!isGroup && row.group % 2 ? " cw-odd" : ""}${row.recorded === 0 ? " cw-bare" : ""}`,
       role: "option", "aria-selected": String(picked), style: `top:${index * ROW}px`, title,

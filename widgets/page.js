@@ -33,6 +33,13 @@ export function number(value, signed = false) {
   return (value < 0 ? "−" : signed && value > 0 ? "+" : "") + text;
 }
 
+/* How an episode ended, where the run says. */
+const ENDS = { won: ["✓", "succeeded"], lost: ["✗", "failed"], untold: ["–", "outcome not recorded"] };
+const endOf = (outcome) => (known(outcome) ? (outcome ? "won" : "lost") : "untold");
+export const sign = (outcome) => ENDS[endOf(outcome)][0];
+export const ended = (outcome) => ENDS[endOf(outcome)][1];
+export const mark = (outcome, text = "") => h("i", { class: `cw-${endOf(outcome)}`, title: ended(outcome) }, `${sign(outcome)} ${text}`.trim());
+
 /* Questions to the host, answered as promises. */
 export function client(model, onEvent) {
   const mine = Math.random().toString(36).slice(2), waiting = new Map();
