@@ -35,7 +35,7 @@ _STYLE = """
 @media screen and (prefers-color-scheme: dark) {
   :root { --ink: #e3e7eb; --muted: #a0abb6; --line: #343b43; --soft: #20252b; --paper: #16191d;
           --blue: #7cc4f5; --red: #ff9c90; --good: #7fd6a8; --good-soft: #17342a; --bad-soft: #3d211f; }
-  .figure, .kept, .highlight pre, .output img { background: #fff; color: #1f2933; border-radius: 6px; padding: 8px; }
+  .figure, .kept, .output img { background: #fff; color: #1f2933; border-radius: 6px; padding: 8px; }
 }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 980px; padding: 40px 32px 80px; color: var(--ink); background: var(--paper);
@@ -53,6 +53,7 @@ header .sub { margin: 0 0 18px; font-size: 16px; }
 #explorer-said { color: var(--red); } #explorer-said:empty { display: none; }
 #explorer-view { --wide: min(1480px, 100vw - 64px); width: var(--wide); margin-left: calc(50% - var(--wide) / 2);
                  min-height: clamp(460px, 100vh - 40px, 820px); }
+section.explorer { margin-bottom: 40px; }
 .note { border-top: 1px solid var(--line); padding: 8px 0; overflow-wrap: anywhere; unicode-bidi: isolate; }
 .note pre { font: inherit; font-size: 15px; margin: 2px 0 0; unicode-bidi: isolate; }
 .state { display: inline-block; padding: 1px 9px; border-radius: 10px; font-size: 13px; font-weight: 600;
@@ -198,7 +199,8 @@ def _document(title: str, body: str, explorer: bool, figures: Sequence[Mapping[s
         f"default-src 'none'; script-src {' '.join(allowed) or chr(39) + 'none' + chr(39)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    styles = HtmlFormatter(style="default").get_style_defs(".highlight") + _STYLE
+    light, dark = (HtmlFormatter(style=style).get_style_defs(".highlight") for style in ("default", "github-dark"))
+    styles = f"{light}\n@media screen and (prefers-color-scheme: dark) {{\n{dark}\n}}{_STYLE}"
     styles += pages.stylesheet("explorer") if explorer else ""
     scripts = [f'<script type="module">{text}</script>' for text in modules]
     if library:
