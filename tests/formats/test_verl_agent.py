@@ -130,3 +130,6 @@ def test_half_a_surrogate_pair_survives(tmp_path):
     rows[0]["tokens"] = ["a", "\ud800", "\U0001f600"]
     (episode,) = verl_agent.read(write(tmp_path / "step_5.jsonl", rows))
     assert episode.turns[0].response == "a\ud800\U0001f600"
+    rows[0] |= {"tokens": ["a"], "traj_uid": "b\ud800"}
+    (episode,) = verl_agent.read(write(tmp_path / "step_5.jsonl", rows))
+    assert episode.episode == "b\ud800"

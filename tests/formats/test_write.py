@@ -1,6 +1,7 @@
 """What is read comes out of the tables again, exactly, and a folder is whole or not there."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -216,6 +217,15 @@ def test_progress_and_manifest(tmp_path):
     assert said == ["10000 episodes, 10000 turns read"]
     assert run.manifest["result"]["format"] == "messages" and run.manifest["result"]["episodes"] == 10_000
     assert run.config["source"] == str(tmp_path / "a.jsonl")
+
+
+def test_a_name_that_is_no_utf8(tmp_path):
+    folder = tmp_path / os.fsdecode(b"old \xff")
+    folder.mkdir()
+    (folder / "4.jsonl").write_bytes((FIXTURES / "verl_v1" / "4.jsonl").read_bytes())
+    (folder / os.fsdecode(b"\xfe")).touch()
+    run = import_run(folder, tmp_path / "run")
+    assert run.config["source"].endswith("old ?") and run.read("episodes")["where"][0] == "old ?/4.jsonl:1"
 
 
 def test_every_format_names_itself():

@@ -103,7 +103,7 @@ def _index(path: Path) -> tuple[np.ndarray, np.ndarray]:
         found = _UID.search(line)
         if found is None:
             where = place(path, line_number)
-            uid = text(parse_object(line, where), "traj_uid", where).encode()
+            uid = text(parse_object(line, where), "traj_uid", where).encode("utf-8", "surrogatepass")
         else:
             uid = found[1]
         owner.append(uids.setdefault(uid, len(uids)))

@@ -78,7 +78,7 @@ def import_run(path: str | Path, out: str | Path, progress: Callable[[str], None
 
 def _write(source: Source, folder: Path, progress: Callable[[str], None]) -> None:
     began = datetime.now(UTC)
-    config = {"source": str(source.path.resolve()), "format": source.format}
+    config = {"source": _utf8(str(source.path.resolve())), "format": source.format}
     header = {"format_version": FORMAT_VERSION, "experiment": "import", "digest": digest(config)}
     with ThreadPoolExecutor(1) as pool:
         tables = _Tables(folder, pool)
@@ -95,8 +95,8 @@ def _write(source: Source, folder: Path, progress: Callable[[str], None]) -> Non
         "format": source.format,
         "description": source.description,
         "path": config["source"],
-        "files": [{"path": str(f.resolve()), "bytes": f.stat().st_size} for f in source.files],
-        "notes": list(source.notes),
+        "files": [{"path": _utf8(str(f.resolve())), "bytes": f.stat().st_size} for f in source.files],
+        "notes": [_utf8(note) for note in source.notes],
         "lacks": list(source.lacks),
     } | tables.facts()
     write_json(folder / "source.json", facts)
