@@ -166,10 +166,49 @@ def test_imported_advantages_are_compared_and_outcomes_never_guessed(tmp_path):
     assert found.tokens["piece"].null_count() == found.tokens.height and "token " in text(found)
     assert compare(run, "rlsd").summary["change"].min() > 0.01
     assert compare(run, "agent_opsd", {"prior": "half"}).summary["change"].min() > 0.01
-    with pytest.raises(WorkbenchError, match="agent_opsd reads which episodes succeeded, and step 3 of the run does"):
+    with pytest.raises(
+        WorkbenchError, match="agent_opsd reads which episodes succeeded, and step 3 of the run does not say"
+    ):
         compare(run, "agent_opsd")
-    with pytest.raises(WorkbenchError, match="episode 0 has no outcome"):
+    with pytest.raises(WorkbenchError, match="method grpo reads which episodes succeeded"):
         compare(run, "grpo", reward="outcome")
+
+
+def dump(turns, heads):
+    """What a trainer's debug dump may leave: tokens, log-probs and nothing of groups or rewards."""
+    nothing = {"group": None, "outcome": None, "return": None}
+    return turns.drop("advantage", "dloss_dlogp"), heads.with_columns(
+        pl.lit(value, heads.schema[name]).alias(name) for name, value in nothing.items()
+    )
+
+
+def test_methods_that_read_no_outcome_need_none(tmp_path):
+    run, _ = train(tmp_path, "sdar", change=dump)
+    whole, _ = train(tmp_path, "sdar")
+    found, want = (compare(each, "opd", against="opd", against_options={"coef": 0.5}) for each in (run, whole))
+    for column in ("baseline_credit", "other_credit"):
+        assert found.turns.sort("step", "episode", "turn")[column].to_list() == pytest.approx(
+            want.turns.sort("step", "episode", "turn")[column].to_list()
+        )
+    for name in (
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "reinforce_pp_baseline",
+        "gigpo",
+        "agent_opsd",
+        "rlsd",
+        "step_opsd",
+        "sdar",
+        "grpo_opsd",
+        "skill_sd",
+    ):
+        with pytest.raises(WorkbenchError, match=f"method {name} reads w.*, and step 3 of the run does not say"):
+            compare(run, "opd", against=name)
+    single, _ = train(tmp_path, "sdar", change=lambda *both: [f.filter(pl.col("episode") == 0) for f in dump(*both)])
+    assert compare(single, "opd", against="opd").summary["change"].sum() == 0
+    with pytest.raises(WorkbenchError, match="method grpo reads which episodes are of one group"):
+        compare(single, "grpo", against="opd")
 
 
 def one_less(turns, heads):
@@ -194,7 +233,7 @@ def lost(turns, heads):
         (one_less, {"method": "grpo"}, "step 3 was recorded without advantages, so there is no credit to compare "
          "with; name a method to compare against, such as grpo"),
         (lost, {"method": "grpo"}, "recorded without old_logprobs, which a replay needs; `workbench score` adds them"),
-        (lone, {"method": "grpo"}, "episodes: step 3, episode 2 has no group: the run does not say which others"),
+        (lone, {"method": "grpo"}, "method grpo reads which episodes are of one group, and step 3 of the run does not"),
         (None, {"method": "grpo", "steps": [3, 4]}, "turns: step 4 was not recorded; recorded: 3, 8"),
         (None, {"method": "grpo", "steps": []}, "no step to replay"),
         (None, {"method": "gripo"}, "unknown method 'gripo'; did you mean 'g"),

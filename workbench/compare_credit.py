@@ -107,12 +107,13 @@ def compare(
     for step in _steps(run, steps):
         turns, heads = (run.scan(name).filter(pl.col("step") == step).collect() for name in ("turns", "episodes"))
         reward_here = _reward(heads, config) if reward is None else reward
-        batch = _batch(turns, heads, step, reward_here)
-        new = _replayed(batch, turns, heads, step, rule, config)
+        batch, _ = replay.batch_of(turns, heads, step, reward_here, stand_ins=True)
+        unknown = _unknown(heads, reward_here)
+        new = _replayed(batch, turns, heads, step, rule, config, unknown)
         if other is None:
             old = _recorded(batch, turns, step, rule, config)
         else:
-            old = _replayed(batch, turns, heads, step, other, config)
+            old = _replayed(batch, turns, heads, step, other, config, unknown)
         parts.append(_frames(run.path.name, step, batch, turns, heads, old, new, top))
         rewards.add(reward_here)
     frames = [pl.concat(frame, how="vertical_relaxed") for frame in zip(*parts, strict=True)]
@@ -207,42 +208,56 @@ def _reward(heads: pl.DataFrame, config: Mapping[str, Any]) -> str:
     return _setting(config, "reward", "outcome") if replay.knows_outcomes(heads) else "return"
 
 
-def _batch(turns: pl.DataFrame, heads: pl.DataFrame, step: int, reward: str) -> Batch:
-    """The step's batch. Where groups compare returns, outcomes that the run does not say are 0, see `_replayed`."""
-    for name, what in (("group", "which others it is compared with"), ("return", "what it earned")):
-        if name == "return" and reward != "return":
-            continue
-        alone = heads if name not in heads.columns else heads.filter(pl.col(name).is_null())
-        if not alone.is_empty():
-            raise WorkbenchError(
-                f"episodes: step {step}, episode {alone['episode'][0]} has no {name}: the run does not say {what}"
-            )
-    return replay.batch_of(turns, heads, step, reward, stand_ins=reward == "return")[0]
+def _unknown(heads: pl.DataFrame, reward: str) -> dict[str, tuple[str, ...]]:
+    """What the run does not say of all of a step's episodes, in words, and which fields of the batch only stand in."""
+    rewards, unknown = ("reward", "turn_rewards"), {}
+    if heads["group"].null_count():
+        unknown["which episodes are of one group"] = ("group_index",)
+    if not replay.knows_outcomes(heads):
+        unknown["which episodes succeeded"] = ("outcome", *(rewards if reward == "outcome" else ()))
+    if reward == "return" and ("return" not in heads.columns or heads["return"].null_count()):
+        unknown["what episodes earned"] = rewards
+    return unknown
 
 
 def _replayed(
-    batch: Batch, turns: pl.DataFrame, heads: pl.DataFrame, step: int, rule: Method, config: Mapping[str, Any]
+    batch: Batch,
+    turns: pl.DataFrame,
+    heads: pl.DataFrame,
+    step: int,
+    rule: Method,
+    config: Mapping[str, Any],
+    unknown: Mapping[str, tuple[str, ...]],
 ) -> _Credit:
-    """A method's credit. Raises where it reads a signal, or outcomes, that the run does not hold."""
+    """A method's credit. Raises where it reads a signal that the run does not hold."""
     if rule.anchors and batch.anchors is not None:
         batch = batch.with_(anchors=rule.anchors(replay.episodes_of(turns, heads, step, stand_ins=True)))
     if lack := replay.lacking(batch, rule):
         cure = f"; {TEACHER}" if rule.needs_teacher and batch.teacher_logprobs is None else ""
         raise WorkbenchError(f"method {rule.name} {lack}{cure}")
-    if not replay.knows_outcomes(heads) and _reads_outcomes(batch, rule, step):
-        raise WorkbenchError(
-            f"method {rule.name} reads which episodes succeeded, and step {step} of the run does not say of all of them"
-        )
+    for what, names in unknown.items():
+        if _reads(batch, rule, step, names):
+            raise WorkbenchError(f"method {rule.name} reads {what}, and step {step} of the run does not say")
     done = replay.credit_of(batch, rule, step, _max_tokens(config))
     return _Credit(done.push, done.slope)
 
 
-def _reads_outcomes(batch: Batch, rule: Method, step: int) -> bool:
-    """Whether a method's credit depends on outcomes beside rewards: it is asked twice, for all won and for all lost."""
-    lost, won = (
-        rule.credit(batch.with_(outcome=torch.full_like(batch.outcome, value)), step).advantages for value in (0, 1)
-    )
-    return not torch.equal(lost, won)
+def _reads(batch: Batch, rule: Method, step: int, names: Sequence[str]) -> bool:
+    """Whether a method's credit depends on these fields of the batch: it is asked twice, with other values in them."""
+    episodes, last = len(batch.group_index), batch.turn_counts[:, None] - 1
+    if episodes == 1:  # which no rule can compare with others
+        return rule.loss.pg_coef != 0
+    number = torch.arange(episodes)
+    share = number.double() / (episodes - 1)
+    none = torch.zeros_like(batch.turn_rewards)
+    asked = []
+    for other in (False, True):
+        values = {"group_index": number * 0, "outcome": share * 0, "reward": share}
+        changed = {"group_index": number, "outcome": share * 0 + 1, "reward": 1 - share}
+        values |= {name: changed[name] for name in names if other and name in changed}
+        values["turn_rewards"] = none.scatter(1, last, values["reward"][:, None])
+        asked.append(replay.credit_of(batch.with_(**values), rule, step).push)
+    return not torch.equal(*asked)
 
 
 def _max_tokens(config: Mapping[str, Any]) -> int | None:
