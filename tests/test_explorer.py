@@ -11,12 +11,12 @@ import synthetic_run
 
 from workbench import shipped
 from workbench.errors import WorkbenchError
+from workbench.pages import module
 from workbench.runs.execute import run_notebook
+from workbench.signals import SIGNALS
 from workbench.tables import TOKEN_LISTS
 from workbench.widgets import Explorer, filters
 from workbench.widgets.data import RunData
-from workbench.widgets.page import module
-from workbench.widgets.signals import SIGNALS
 
 
 @pytest.fixture(scope="module")

@@ -15,16 +15,13 @@ from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from test_report import Page, code_of, policy
 
-from workbench import pages, share, signals, summaries
+from workbench import share, summaries
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.figures import curves, display
 from workbench.notes import NoteBook
 from workbench.report import build_report
 from workbench.runs import RunFolder
-from workbench.widgets import page as widget_page
-from workbench.widgets import signals as widget_signals
-from workbench.widgets.data import RunData
 
 HOSTILE = (
     "</script><script>window.ran=1</script><img src=x onerror=\"window.ran=2\"><svg onload='window.ran=3'>"
@@ -68,20 +65,6 @@ def array(head: dict, planes: bytes, name: str) -> np.ndarray:
 
 
 # Which episodes
-
-
-def test_summaries_and_picks_are_those_of_the_explorer(run):
-    mine, theirs = summaries.episodes(run), RunData(run)
-    assert mine.equals(theirs.summaries.select(mine.columns))
-    picks = {name: list(key) for name, key in summaries.picks(mine).items()}
-    assert picks == theirs.rows(count=0)["picks"]
-
-
-def test_signals_and_modules_are_those_of_the_widgets():
-    assert [vars(s) for s in signals.SIGNALS] == [vars(s) for s in widget_signals.SIGNALS]
-    assert signals.DERIVED == widget_signals.DERIVED
-    assert pages.module("explorer") == widget_page.module("explorer")
-    assert pages.stylesheet("explorer") == widget_page.stylesheet("explorer")
 
 
 def table(rows) -> pl.DataFrame:
@@ -210,10 +193,11 @@ def test_other_tables_by_these_names_do_not_break_a_report(tmp_path):
         build_report(made, redact=True)
 
 
-def test_more_sections_stand_between_notes_and_figures(run, tmp_path):
+def test_more_sections_and_an_audit_come_last(run, tmp_path):
     out = tmp_path / "folder" / "shared.html"
     text = build_report(run, sections=["<section>AUDIT</section>"], out=out).read_text()
-    assert text.index("<h2>Notes</h2>") < text.index("<section>AUDIT</section>") < text.index("<h2>Curves</h2>")
+    assert text.index("<h2>Notes</h2>") < text.index("<h2>Curves</h2>") < text.index("<section>AUDIT</section>")
+    assert text.index("<section>AUDIT</section>") < text.index("groups_without_variance")  # the run's own audit
     with pytest.raises(WorkbenchError, match="may hold text"):
         build_report(run, sections=["x"], redact=True)
     with pytest.raises(WorkbenchError, match="must be 1 or more"):

@@ -13,20 +13,18 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from workbench import summaries
 from workbench.errors import WorkbenchError, unknown
 from workbench.figures.pieces import join
 from workbench.figures.style import pick
 from workbench.runs import RunFolder
+from workbench.signals import DERIVED, SIGNALS, numbers
+from workbench.summaries import KEY, TURN_NUMBERS
 
 from .filters import filtered
-from .signals import DERIVED, SIGNALS, numbers
 
-KEY = ["step", "episode"]
 PREVIEW = 400  # characters of an observation that are sent before it is opened
 WINDOW = 4096  # most tokens of one answer
-TURN_NUMBERS = (
-    "valid truncated reward evidence belief_before belief revision z weight turn_advantage pivotal".split()
-)  # fmt: skip
 LISTED = "step episode group task outcome return n_turns n_tokens recorded path revised pivotal hits first_hit".split()
 TEXTS = ("observation", "action", "response")
 
@@ -60,30 +58,8 @@ class RunData:
 
     @functools.cached_property
     def summaries(self) -> pl.DataFrame:
-        """One row an episode, in order of step, group and episode: the episodes table, and from the turns' numbers
-        `recorded` (turns there are, 0 for an episode whose turns were not kept), `path` (belief before the first turn,
-        then after each), `revised` (largest |revision|), `pivotal` and `invalid` (turns)."""
-        turns = self.turn_numbers().sort(*KEY, "turn").collect()
-        has = set(turns.columns)
-        floats = [c for c in ("belief", "belief_before", "revision") if c in has]
-        turns = turns.with_columns(pl.col(floats).cast(pl.Float64).fill_nan(None))
-        parts = []
-        if {"belief", "belief_before", "revision"} <= has:
-            first = pl.col("belief_before").first()
-            parts += [
-                pl.concat_list(first, pl.col("belief").implode()).alias("path"),
-                pl.col("revision").abs().max().alias("revised"),
-            ]
-        parts += [pl.col("pivotal").sum().alias("pivotal")] if "pivotal" in has else []
-        parts += [(~pl.col("valid")).sum().alias("invalid")] if "valid" in has else []
-        found = turns.group_by(KEY, maintain_order=True).agg(pl.len().cast(pl.Int64).alias("recorded"), *parts)
-        frame = self.run.read("episodes")
-        missing = {*KEY, "group", "outcome", "return"} - set(frame.columns)
-        if missing:
-            raise WorkbenchError(f"{self.run.path}, table episodes: no column {', '.join(sorted(missing))}")
-        frame = frame.join(found, on=KEY, how="left").sort("step", "group", "episode")
-        frame = frame.with_columns(pl.col("recorded").fill_null(0))
-        return frame if "n_turns" in frame.columns else frame.with_columns(n_turns=pl.col("recorded"))
+        """One row an episode: workbench.summaries.episodes."""
+        return summaries.episodes(self.run)
 
     @functools.cached_property
     def has_beliefs(self) -> bool:
@@ -138,7 +114,8 @@ class RunData:
             same = (found["step"] == at[0]) & (found["episode"] == at[1])
             place = int(same.arg_max()) if same.any() else None
         window = found.slice(max(start, 0), max(count, 0)).select(columns)
-        return {"total": found.height, "rows": plain(window), "picks": self._picks(found), "index": place}
+        picks = {name: list(key) for name, key in summaries.picks(found).items()}
+        return {"total": found.height, "rows": plain(window), "picks": picks, "index": place}
 
     def select(
         self, where: Sequence[Mapping[str, Any]] = (), text: str = "", sort: str = "", descending: bool = False
@@ -185,22 +162,6 @@ class RunData:
             *revised,
         )
         return {"total": frame.height, "rows": plain(frame.slice(max(start, 0), max(count, 0)))}
-
-    def _picks(self, found: pl.DataFrame) -> dict[str, list[int]]:
-        """(step, episode) of the best, median, worst and most revised of those whose turns were recorded; the latest
-        step wins among equals."""
-        found = found.filter(pl.col("recorded") > 0)
-        by = found.select(*KEY, pl.col("return").fill_nan(None), "n_turns").drop_nulls("return")
-        by = by.sort(["return", "n_turns", "step", "episode"], descending=[True, False, True, False])
-        picks = {}
-        if by.height:
-            low = by.filter(pl.col("return") == by["return"].min())
-            low = low.sort(["n_turns", "step", "episode"], descending=[True, True, False])
-            picks = {"best": by.row(0)[:2], "median": by.row(by.height // 2)[:2], "worst": low.row(0)[:2]}
-        if self.has_beliefs and by.height:
-            most = found.drop_nulls("revised").sort(["revised", *KEY], descending=[True, True, False])
-            picks |= {"most revised": most.row(0)[:2]} if most.height else {}
-        return {name: list(row[:2]) for name, row in picks.items()}
 
     # One episode
 

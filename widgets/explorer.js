@@ -1,7 +1,7 @@
 /* The explorer's page side: one ES module, no build step, no network. A host calls render({model, el}).
 
    THE HOST. In a notebook anywidget is the host and a kernel answers. A static page can be one as well: this module (joined
-   with what it imports by widgets/page.py) exports {render} by default, and all that is used of `model` is get(name),
+   with what it imports by workbench/pages.py) exports {render} by default, and all that is used of `model` is get(name),
    set(name, value), save_changes(), on(event, f), off(event, f) and send(message), with
      names    link, color, filter, search, sort (texts; sort is "column" or "-column", descending), height (px)
      events   "change:<name>" when the host changed one of them, and "msg:custom" with (message, buffers).

@@ -12,15 +12,15 @@ import anywidget
 import polars as pl
 import traitlets
 
-from workbench import links, notes
+from workbench import links, notes, pages
 from workbench.errors import WorkbenchError, unknown
 from workbench.figures.style import pick
 from workbench.links import Link
 from workbench.runs import RunFolder
+from workbench.signals import SIGNALS
 
-from . import filters, page
+from . import filters
 from .data import RunData
-from .signals import SIGNALS
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Explorer(anywidget.AnyWidget):
     Raises WorkbenchError where the folder is no run with episodes and turns, or the link names nothing in it.
     """
 
-    _esm = page.module("explorer")
-    _css = page.stylesheet("explorer")
+    _esm = pages.module("explorer")
+    _css = pages.stylesheet("explorer")
 
     link = traitlets.Unicode("").tag(sync=True)
     color = traitlets.Unicode("advantage").tag(sync=True)

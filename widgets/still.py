@@ -9,9 +9,9 @@ from IPython.display import display
 
 from workbench.figures import style
 from workbench.figures.display import MARK
+from workbench.signals import SIGNALS, Signal
 
 from .explorer import Explorer
-from .signals import SIGNALS, Signal
 
 _CELL = "padding:2px 8px;border-bottom:1px solid #e4e8ec;text-align:left"
 _COLUMNS = {

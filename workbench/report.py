@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from . import pages, share
+from . import audit, pages, share
 from .errors import WorkbenchError
 from .figures.display import MIME as PLOTLY_MIME
 from .notebook_html import cell_html, figure_html
@@ -98,9 +98,9 @@ def build_report(
 
     also: runs whose notebooks follow in the same page, such as the analyses of this one. episodes: how many of the
     recorded episodes it holds at most, None for all; see summaries.choose. sections: further parts, each HTML that is
-    safe as it is, such as an audit's. redact: leave out notebooks and all text, and keep numbers; it is written to
-    report-redacted.html. Raises WorkbenchError where a run holds neither an executed notebook nor recorded episodes, or
-    where a redacted report is to take parts that may hold text.
+    safe as it is; they and an audit of the run come last. redact: leave out notebooks, audit and all text, and keep
+    numbers; it is written to report-redacted.html. Raises WorkbenchError where a run holds neither an executed notebook
+    nor recorded episodes, or where a redacted report is to take parts that may hold text.
     """
     sections = list(sections)
     if redact and (also or sections):
@@ -116,6 +116,8 @@ def build_report(
         bare = explorable and not (run.path / "executed.ipynb").is_file()
         parts = [(None if bare else _executed(run), run.manifest, run.path.name)]
         parts += [(_executed(other), other.manifest, other.path.name) for other in also]
+    if explorable and not redact:
+        sections.append(audit.section(audit.audit(run, name=run.path.name)))
     text = page(
         *parts,
         shared=share.gather(run, episodes, redact) if explorable else None,
@@ -167,17 +169,17 @@ def page(
     """The whole page, as one string.
 
     parts: a notebook or None, the manifest of its run and the name of its folder; shared: the episodes to explore;
-    sections: HTML that is safe; figures: titles, each with figures as plotly JSON, that follow the notebooks.
+    figures: titles, each with figures as plotly JSON, that follow the notebooks; sections: HTML that is safe, at last.
     """
     (notebook, manifest, name), figures = parts[0], list(figures)
     body = [_header(manifest, name)]
     body += [share.section(shared), share.notes_section(shared)] if shared else []
-    body += sections
     body += [cell_html(cell) for cell in notebook.cells] if notebook else []
     for other, facts, folder in parts[1:]:
         body += [_section(facts, folder), *(cell_html(cell) for cell in other.cells)]
     for title, drawn in figures:
         body += [f"<h2>{plain_html(title)}</h2>", *map(figure_html, drawn)]
+    body += sections
     embedded = [figure for other, *_ in parts if other for figure in _figures(other)]
     embedded += [figure for _, drawn in figures for figure in drawn]
     return _document(f"{manifest.get('experiment', 'run')} {name}", "\n".join(body), bool(shared), embedded)
