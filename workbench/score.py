@@ -19,13 +19,15 @@ from .errors import WorkbenchError
 from .policy import Policy
 from .prompts import Chat, PromptStyle
 from .records import Batch, Episode
-from .replay import episodes_of
+from .replay import episodes_of, knows_outcomes
 from .runs import RunFolder
 from .skills import SkillBank, privileged_inputs, skill_ids
 from .tables import TURN_SCALARS, token_lists, turn_scalars
 from .update import TeacherRows, teacher_logprobs
 
 TOKEN_COLUMNS = ("old_logprobs", "scored_logprobs", "teacher_logprobs", "gap", "gate", "entropy")
+# what replays and figures ask of a run's configuration
+KEPT = ("method", "method_options", "reward", "max_turns", "max_response_tokens", "kl_coef")
 
 
 def score_run(
@@ -44,10 +46,10 @@ def score_run(
     """Score every recorded turn of a run; returns the new run, in folder `out`/score.
 
     scored_logprobs: of the model in the recorded context, and of old_logprobs where the run has none; teacher_logprobs:
-    of the same weights with the skill text at `position`; gap: their difference; then gates and beliefs as a training
-    run records them. position: "user", after the tokens that the model's own chat template puts before the first
-    message, which every context must begin with, or "front". Raises WorkbenchError where a run holds text alone, was
-    recorded without its context tokens, or a token is not in the model's vocabulary.
+    of the same weights with the skill text at `position`; gap: their difference; then gates and, where groups and
+    outcomes are known, beliefs as a training run records them. position: "user", after the tokens that the model's own
+    chat template puts before the first message, which every context must begin with, or "front". Raises WorkbenchError
+    where a run holds text alone, was recorded without its context tokens, or a token is not in the model's vocabulary.
     """
     if "turns" not in run.tables:
         raise WorkbenchError(f"{run.path}: no turns are recorded in it, so there is nothing to score")
@@ -59,6 +61,7 @@ def score_run(
         "scored": run.path.name, "model": str(model), "skills": str(skills), "position": position,
         "retrieval": retrieval, "temperature": temperature,
     }  # fmt: skip
+    config |= {name: run.config[name] for name in KEPT if name in run.config}
     steps = run.scan("turns").select("step").unique().collect()["step"].sort().to_list()
     scored = RunFolder.create(out, "score", config)
     try:
@@ -68,10 +71,13 @@ def score_run(
                     run.scan(name).filter(pl.col("step") == step).collect() for name in ("turns", "episodes")
                 )
                 turns = turns.sort("episode", "turn")
-                episodes = episodes_of(turns, heads, step, contexts=True)
+                episodes = episodes_of(turns, heads, step, contexts=True, stand_ins=True)
                 _check(episodes, policy, opening, step)
                 own = turns["old_logprobs"] if "old_logprobs" in turns.columns else None
                 columns = _scores(policy, bank, insert_at, episodes, own, temperature)
+                if heads["group"].null_count() or not knows_outcomes(heads):
+                    # No prior, so no belief.
+                    columns |= {name: pl.lit(None, dtype=columns[name].dtype) for name in TURN_SCALARS}
                 kept = turns.drop(*TOKEN_COLUMNS, *TURN_SCALARS, strict=False)
                 scored.write_table("turns", step, kept.with_columns(**columns))
                 scored.write_table("episodes", step, heads)
@@ -108,7 +114,7 @@ def _scores(
     episodes: list[Episode],
     recorded: pl.Series | None,
     temperature: float,
-) -> dict[str, pl.Series]:
+) -> dict[str, Any]:
     """Columns of the turns, in order of episode and turn."""
     batch = Batch.from_episodes(episodes, "auto", policy.pad_id).to(policy.device)
     scored, entropy = policy.score_rows(batch.input_ids, batch.lengths, batch.response_mask, temperature)

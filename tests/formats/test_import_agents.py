@@ -18,15 +18,10 @@ COLUMNS = {
 }  # fmt: skip
 
 
-MIXED = pytest.mark.xfail(
-    raises=(TypeError, AttributeError), reason="a table of which some turns lack a signal cannot be written"
-)
-
-
 @pytest.mark.parametrize(
     "name",
-    ["verifiers", pytest.param("verifiers_legacy", marks=MIXED), "prime_rl", pytest.param("rllm", marks=MIXED),
-     "rllm_train", "art", "art_jsonl", "agent_lightning", pytest.param("slime", marks=MIXED), "slime_train"],
+    ["verifiers", "verifiers_legacy", "prime_rl", "rllm",
+     "rllm_train", "art", "art_jsonl", "agent_lightning", "slime", "slime_train"],
 )  # fmt: skip
 def test_tables_hold_what_the_source_holds(tmp_path, name):
     source = open_source(FIXTURES / name)

@@ -104,9 +104,9 @@ class RunFolder:
         return sorted(folder.name for folder in folders if self.table_files(folder.name))
 
     def table_files(self, name: str) -> list[Path]:
-        """The table's files in order of their step."""
+        """The table's files in order of their step, and of their number where an import left several a step."""
         files = [path for path in (self.path / "tables" / name).glob("*.parquet") if _step_of(path) is not None]
-        return sorted(files, key=_step_of)
+        return sorted(files, key=lambda path: (_step_of(path), len(path.name), path.name))
 
     def write_table(self, name: str, step: int, frame: pl.DataFrame) -> Path:
         """Write one step of a table, whole or not at all; writing the same step again replaces it.
