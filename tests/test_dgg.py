@@ -198,3 +198,13 @@ def test_stepping_with_zeroed_gradients_is_not_a_discard():
         p.grad = torch.zeros_like(p)
     optimizer.step()
     assert same(before, snapshot(model, optimizer)) == [False, False]
+
+
+def test_discarding_alone_meets_the_same_gradient_again():
+    """Weights stand still after a discard, so the next use has the same energy and an increment of 0."""
+    gate = Gate(DGGConfig(mode="discard", window=3, threshold=0.5, max_reuse=4))
+    for energy in (1.0, 1.1, 1.0, 1.1):
+        gate.observe(energy, 1)
+    tripped = gate.observe(2.0, 2)
+    again = gate.observe(2.0, 3)
+    assert not tripped.apply and not tripped.stop and again.increment == 0.0 and again.apply

@@ -162,8 +162,18 @@ def test_dloss_dlogp_is_the_autograd_gradient_of_the_loss(batches, how, config):
         logp.detach(), batch.old_logprobs, advantages, weights, config, batch.turn_index, reference, kl_coef=0.01
     )
     torch.testing.assert_close(got, want)
-    on_policy = loss.dloss_dlogp(batch.old_logprobs, batch.old_logprobs, advantages, weights, config)
+    on_policy = loss.dloss_dlogp(
+        batch.old_logprobs, batch.old_logprobs, advantages, weights, config, batch.turn_index
+    )
     torch.testing.assert_close(on_policy, -config.pg_coef * weights * advantages)
+
+
+def test_a_sequence_ratio_without_its_turns_is_refused(batches):
+    logp, config = batches["episode"].old_logprobs, loss.PolicyLossConfig(ratio="turn")
+    for call in (lambda: loss.dloss_dlogp(logp, logp, logp, logp, config),
+                 lambda: loss.ratio_metrics(logp, logp, logp < 0, logp, config)):  # fmt: skip
+        with pytest.raises(WorkbenchError, match="per turn needs turn_index"):
+            call()
 
 
 @pytest.mark.parametrize("per", ["turn", "row"])

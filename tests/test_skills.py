@@ -41,7 +41,11 @@ def test_a_missing_or_late_skill_is_an_error():
         privileged_inputs(batch, [np.array([5]), np.array([5])], 12)
     rows, _, _ = privileged_inputs(batch, [np.array([40, 41]), np.array([40, 41])], 1)
     with pytest.raises(WorkbenchError, match="not in what the teacher reads"):  # as left truncation would leave it
-        check_privileged(rows[:, 2:], batch, [np.array([40, 41]), np.array([40, 41])])
+        check_privileged(rows[:, 2:], batch, [np.array([40, 41]), np.array([40, 41])], 1)
+    with pytest.raises(WorkbenchError, match="a sampled token is not where"):  # as truncation from the right would
+        check_privileged(rows[:, :-1], batch, [np.array([40, 41]), np.array([40, 41])], 1)
+    with pytest.raises(WorkbenchError, match="teacher row 1: the skill text"):
+        check_privileged(rows, batch, [np.array([40, 41]), np.array([40, 42])], 1)
 
 
 def test_bank_reads_files_by_kind(tmp_path):

@@ -5,6 +5,7 @@ import polars as pl
 import pytest
 import torch
 
+from workbench import shipped, tables
 from workbench.composition import Method
 from workbench.distill import opsd
 from workbench.errors import WorkbenchError
@@ -20,6 +21,7 @@ SMALL = {
     "steps": 1, "tasks_per_step": 2, "group_size": 4, "live_episodes": 8, "eval_games": 2, "eval_every": 2,
     "checkpoint_every": 1, "seed": 3,
 }  # fmt: skip
+MODEL = str(shipped.data("models", "twc-small"))
 
 
 def trainer_of(tmp_path, name, options=None, **changes):
@@ -105,17 +107,17 @@ def test_dynamic_sampling_replaces_equal_groups_and_counts_what_it_drew(tmp_path
     # A limit of one turn: no game of two items can be won, and every group is equal.
     hopeless = trainer_of(tmp_path, "dapo", {"max_batches": 3}, max_turns=1)
     episodes = hopeless.rollout(0)
-    assert len(episodes) == 8 and hopeless.drawn == 24
+    assert len(episodes) == 8 and len(hopeless.drawn) == 24
     trainer = trainer_of(tmp_path, "dapo", {"max_batches": 6}, tasks_per_step=1)
     plain = trainer_of(tmp_path, "grpo", tasks_per_step=1)
     for step in range(3):
         episodes = trainer.rollout(step)
         outcomes = [e.outcome for e in episodes]
-        assert len(episodes) == 4 and len({e.group for e in episodes}) == 1 and trainer.drawn % 4 == 0
-        assert len(set(outcomes)) == 2 or trainer.drawn == 24
+        assert len(episodes) == 4 and len({e.group for e in episodes}) == 1 and len(trainer.drawn) % 4 == 0
+        assert len(set(outcomes)) == 2 or len(trainer.drawn) == 24
         again = trainer.rollout(step)
         assert [e.turns[0].response_ids.tolist() for e in again] == [e.turns[0].response_ids.tolist() for e in episodes]
-    assert len(plain.rollout(0)) == plain.drawn == 4
+    assert len(plain.rollout(0)) == len(plain.drawn) == 4
 
 
 def test_dynamic_sampling_is_recorded(tmp_path):
@@ -123,6 +125,41 @@ def test_dynamic_sampling_is_recorded(tmp_path):
     trainer.run()
     steps = trainer.folder.read("steps")
     assert steps["n_drawn"].to_list() == [16] and steps["n_episodes"].to_list() == [8]
+    assert trainer.extra == 1  # the next step goes on with the next tasks
+    # No game was won, so nothing was learnt and no gate was asked.
+    updates = trainer.folder.read("updates")
+    assert updates["signal"].to_list() == [False] and not updates["applied"].any() and steps["updates"][0] == 0
+    assert steps["discarded"][0] == 0 and trainer.gate.previous is None
+
+
+def test_success_is_of_all_that_was_drawn_and_every_task_gets_its_turn(tmp_path):
+    trainer = trainer_of(tmp_path, "dapo", {"max_batches": 4}, tasks_per_step=3, group_size=2)
+    for step in range(3):
+        kept = trainer.rollout(step)
+        tasks = [e.task for e in trainer.drawn[::2]]
+        expected = [t.id for n in range(len(tasks) // 3) for t in trainer._tasks_of(step + trainer.extra + n)]
+        assert tasks == expected
+        batch = trainer.batch(kept)
+        credit = trainer.method.credit(batch)
+        facts = tables.rollout_summary(trainer.drawn, credit.advantages, batch.counted, batch)
+        assert facts["success"] == pytest.approx(np.mean([e.outcome for e in trainer.drawn]))
+        assert facts["n_drawn"] == len(trainer.drawn) and facts["n_episodes"] == len(kept)
+        trainer.extra += len(tasks) // 3 - 1
+
+
+def test_the_recorded_learning_rate_is_the_one_that_was_used(tmp_path):
+    trainer = trainer_of(tmp_path, "grpo", steps=2, warmup_steps=10, lr=1e-3, eval_games=1)
+    used = []
+    step = trainer.optimizer.step
+    trainer.optimizer.step = lambda: used.append(trainer.optimizer.param_groups[0]["lr"]) or step()
+    trainer.run()
+    assert trainer.folder.read("steps")["lr"].to_list() == pytest.approx([1e-4, 2e-4]) and set(used) <= {1e-4, 2e-4}
+
+
+def test_random_weights_derive_from_the_seed(tmp_path):
+    trainers = [trainer_of(tmp_path, "opsd", model=MODEL, random_init=True, seed=seed) for seed in (1, 1, 2)]
+    weights = [next(t.reader.model.parameters()) for t in trainers]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
 @pytest.mark.parametrize(("name", "evaluated"), [("skill_grpo", False), ("skill_grpo_star", True)])

@@ -52,7 +52,10 @@ class PolicyLossConfig:
 
 
 def ratio(logp: Tensor, old: Tensor) -> Tensor:
-    """(B,T) importance ratio pi / pi_old of each token, its log held within +-20 (the released code has no bound)."""
+    """(B,T) importance ratio pi / pi_old of each token, its log held within +-20.
+
+    The released token loss has no bound, its GSPO holds the log of a sequence's ratio below 10.
+    """
     return (logp - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
@@ -156,6 +159,14 @@ def token_weights(batch: Batch, how: str = "episode_mean", max_tokens: int | Non
     return counted / (episodes * (in_episode.max() if max_tokens is None else max_tokens))
 
 
+def _ratio_logp(logp: Tensor, old: Tensor, turn_index: Tensor | None, config: PolicyLossConfig) -> Tensor:
+    if config.ratio == "token":
+        return logp
+    if turn_index is None:
+        raise WorkbenchError(f"an importance ratio per {config.ratio} needs turn_index, which says where turns lie")
+    return sequence_form(logp, old, turn_index, config.ratio)
+
+
 def dloss_dlogp(
     logp: Tensor,
     old: Tensor,
@@ -171,7 +182,7 @@ def dloss_dlogp(
     turn_index: needed where config.ratio is not "token". An entropy bonus is not a function of the sampled token's
     log-prob alone and has no part here.
     """
-    ratio_logp = logp if turn_index is None else sequence_form(logp, old, turn_index, config.ratio)
+    ratio_logp = _ratio_logp(logp, old, turn_index, config)
     total = config.pg_coef * surrogate_gradient(ratio_logp, old, advantages, **config.clip)
     if reference is not None and kl_coef:
         total = total + kl_coef * kl_k3_gradient(logp, reference)
@@ -194,7 +205,7 @@ def ratio_metrics(
     """
     if not bool(mask.any()):
         raise WorkbenchError("ratio_metrics: the mask is empty")
-    clipped = logp if turn_index is None else sequence_form(logp, old, turn_index, config.ratio)
+    clipped = _ratio_logp(logp, old, turn_index, config)
     logp, clipped, old, advantages = (x.detach()[mask] for x in (logp, clipped, old, advantages))
     rho, r = ratio(logp, old), ratio(clipped, old)
     held = torch.where(advantages < 0, r < 1 - config.clip_low, (r > 1 + config.clip_high) & (advantages > 0))

@@ -17,8 +17,14 @@ from .credit.grpo import GRPOConfig
 from .distill import AuxLoss, opd, sdar, skill_sd
 from .distill.opsd import OPSDConfig
 from .errors import unknown
+from .records import Batch, Credit
 from .reuse.controls import FixedReuse, FixedReuseConfig, RandomStop, RandomStopConfig
 from .reuse.dgg import DGGConfig, Gate
+
+
+def _at_step(batch: Batch, step: int = 0, *, rule: Callable[..., Credit], config: Any) -> Credit:
+    return rule(batch, config, step)
+
 
 OUTCOME_ONLY = "Sees the outcome alone: every turn and token of an episode gets the same credit."
 
@@ -129,7 +135,7 @@ def _rlsd(o: Options) -> Method:
         paper="arXiv 2604.03128",
         description="The outcome's sign, with each token weighed by how far the privileged teacher agrees with it.",
         sees="Tells tokens apart by the teacher's log-probs, each for itself: it adds up nothing over a turn.",
-        credit=lambda batch, step=0: rlsd.credit(batch, config, step),
+        credit=partial(_at_step, rule=rlsd.credit, config=config),
         loss=o.loss(),
         needs_teacher=True,
         off={"lam": 0.0},

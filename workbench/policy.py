@@ -52,12 +52,13 @@ class Policy:
         dtype: str = "auto",
         attention: str = "sdpa",
         random_init: bool = False,
+        seed: int = 0,
     ) -> "Policy":
         """Load a model by hub name or folder.
 
         Weights are kept in float32 so that small updates are not rounded away; `dtype` is that of the computation:
         "auto" (bfloat16 on a GPU, float32 on a CPU), "float32" or "bfloat16". random_init builds it from its config
-        alone. Raises WorkbenchError naming what a folder lacks.
+        alone, with weights that derive from the seed. Raises WorkbenchError naming what a folder lacks.
         """
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -70,7 +71,9 @@ class Policy:
             tokenizer = load_tokenizer(name)
             if random_init:
                 config = AutoConfig.from_pretrained(name)
-                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+                with torch.random.fork_rng():
+                    torch.manual_seed(seed)
+                    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
             else:
                 model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation=attention)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:

@@ -101,7 +101,7 @@ def load_policy(config: TrainConfig) -> Policy:
         name = smollm2.folder()
     else:
         name = config.model
-    policy = Policy.load(name, config.device, config.dtype, random_init=config.random_init)
+    policy = Policy.load(name, config.device, config.dtype, random_init=config.random_init, seed=config.seed)
     if config.lora_rank:
         add_adapters(policy.model, config.lora_rank, config.seed)
     return policy

@@ -20,8 +20,6 @@ from .errors import WorkbenchError, unknown
 from .records import Batch, Episode
 
 HEADING = "[Privileged Skill Information]"
-
-
 RETRIEVALS = ("kind", "keyword", "random", "all")
 
 
@@ -104,23 +102,40 @@ def privileged_inputs(batch: Batch, skills: Sequence[np.ndarray], insert_at: int
         raise WorkbenchError("the teacher needs a skill text for every episode; one has no tokens")
     if bool(batch.response_mask[:, :insert_at].any()):
         raise WorkbenchError("the skill text must stand before every sampled token")
-    width = batch.input_ids.shape[1] + int(shift.max())
-    rows = torch.zeros(len(shift), width, dtype=torch.long, device=device)
-    for b, e in enumerate(batch.episode_index.tolist()):
-        skill = torch.as_tensor(skills[e].astype(np.int64), device=device)
-        length = int(batch.lengths[b])
-        row = torch.cat([batch.input_ids[b, :insert_at], skill, batch.input_ids[b, insert_at:length]])
-        rows[b, : len(row)] = row
-    check_privileged(rows, batch, skills)
-    return rows, batch.lengths + shift, shift
+    pad = max(len(s) for s in skills)
+    table = np.stack([np.pad(s, (0, pad - len(s))) for s in skills]).astype(np.int64)
+    table = torch.from_numpy(table).to(device)[batch.episode_index]
+    lengths = batch.lengths + shift
+    place = torch.arange(int(lengths.max()), device=device).expand(len(shift), -1)
+    own = torch.where(place < insert_at, place, place - shift[:, None]).clamp(0, batch.input_ids.shape[1] - 1)
+    inserted = (place >= insert_at) & (place < insert_at + shift[:, None])
+    rows = torch.where(inserted, table.gather(1, (place - insert_at).clamp(0, pad - 1)), batch.input_ids.gather(1, own))
+    rows = torch.where(place < lengths[:, None], rows, 0)
+    check_privileged(rows, batch, skills, insert_at)
+    return rows, lengths, shift
 
 
-def check_privileged(rows: Tensor, batch: Batch, skills: Sequence[np.ndarray]) -> None:
-    """Raise WorkbenchError unless each row the teacher reads holds its episode's whole skill text, in one run."""
-    for b, e in enumerate(batch.episode_index.tolist()):
-        skill = torch.as_tensor(skills[e].astype(np.int64), device=rows.device)
-        if rows.shape[1] < len(skill) or not bool((rows[b].unfold(0, len(skill), 1) == skill).all(1).any()):
-            raise WorkbenchError(f"teacher row {b}: the skill text of its episode is not in what the teacher reads")
+def check_privileged(rows: Tensor, batch: Batch, skills: Sequence[np.ndarray], insert_at: int) -> None:
+    """Raise WorkbenchError unless each row (B,T') that the teacher reads holds its episode's whole skill text after
+    `insert_at` tokens, and every sampled token of the batch as far behind as that text is long.
+
+    A teacher whose context was cut, from whichever side, fails here.
+    """
+    last = rows.shape[1] - 1
+    lengths = torch.tensor([len(s) for s in skills], device=rows.device)[batch.episode_index]
+    wanted = torch.from_numpy(np.concatenate([skills[e] for e in batch.episode_index.tolist()]).astype(np.int64))
+    row = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), lengths)
+    place = torch.arange(len(row), device=rows.device) - (lengths.cumsum(0) - lengths)[row] + insert_at
+    wrong = (place > last) | (rows[row, place.clamp(max=last)] != wanted.to(rows.device))
+    if bool(wrong.any()):
+        first = int(row[wrong.nonzero()[0, 0]])
+        raise WorkbenchError(f"teacher row {first}: the skill text of its episode is not in what the teacher reads")
+    b, t = torch.nonzero(batch.response_mask, as_tuple=True)
+    there = t + lengths[b]
+    wrong = (there > last) | (rows[b, there.clamp(max=last)] != batch.input_ids[b, t])
+    if bool(wrong.any()):
+        first = int(b[wrong.nonzero()[0, 0]])
+        raise WorkbenchError(f"teacher row {first}: a sampled token is not where the skill text should put it")
 
 
 def privileged_prompt(prompt_ids: np.ndarray, skill: np.ndarray, insert_at: int) -> np.ndarray:

@@ -130,19 +130,23 @@ def evals_frame(step: int, panel: str, role: str, episodes: Sequence[Episode]) -
     return pl.DataFrame(rows)
 
 
-def rollout_summary(episodes: Sequence[Episode], advantages: Tensor, mask: Tensor, batch: Batch) -> dict[str, Any]:
-    """Facts of a step's rollouts. zero_advantage_share: of sampled tokens, those that the policy loss ignores."""
-    turns = [t for e in episodes for t in e.turns]
+def rollout_summary(drawn: Sequence[Episode], advantages: Tensor, mask: Tensor, batch: Batch) -> dict[str, Any]:
+    """Facts of a step's rollouts: rates over all that were drawn, the rest over the batch that was kept for training.
+
+    zero_advantage_share: of the batch's sampled tokens, those that the policy loss ignores.
+    """
+    turns = [t for e in drawn for t in e.turns]
     groups = batch.group_index.unique()
     mixed = sum(len(batch.reward[batch.group_index == g].unique()) > 1 for g in groups)
     picked = advantages[mask]
     return {
-        "n_episodes": len(episodes),
+        "n_drawn": len(drawn),
+        "n_episodes": len(batch.outcome),
         "n_groups": len(groups),
         "n_mixed_groups": mixed,
-        "success": float(batch.outcome.mean()),
-        "return_mean": float(np.mean([e.total_reward for e in episodes])),
-        "turns_mean": len(turns) / len(episodes),
+        "success": float(np.mean([e.outcome for e in drawn])),
+        "return_mean": float(np.mean([e.total_reward for e in drawn])),
+        "turns_mean": len(turns) / len(drawn),
         "response_tokens": int(mask.sum()),
         "invalid_rate": sum(not t.valid for t in turns) / len(turns),
         "truncated_rate": sum(t.truncated for t in turns) / len(turns),

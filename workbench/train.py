@@ -28,6 +28,7 @@ from .methods import make_gate, method
 from .policy import Policy
 from .prompts import Chat, PromptStyle
 from .records import Batch, Episode
+from .reuse.dgg import Decision
 from .reuse.lm_head import IsolatedHead, WeightMonitor
 from .rollout import Job, Limits, Teacher, play
 from .runs.folder import RunFolder
@@ -64,20 +65,20 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             parameters, lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99)
         )
-        warm = max(1, config.warmup_steps)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: min(1.0, (s + 1) / warm))
         self.head = IsolatedHead(self.policy.model)
         self.monitor = WeightMonitor(self.policy.model, config.monitor_every)
         self.gate = make_gate(self.method, config.seed)
         self.reference = self._first_policy() if config.kl_coef else None
-        divergence = self.method.aux.divergence if self.method.aux else None
-        frozen = divergence is not None and divergence.teacher == "frozen"
+        aux = self.method.aux
+        self.divergence = aux.divergence if aux and aux.coef else None
+        frozen = self.divergence is not None and self.divergence.teacher == "frozen"
         self.reader = (self.reference or self._first_policy()) if frozen else self.policy
         self.update = UpdateConfig(
             config.kl_coef, config.entropy_coef, config.temperature, config.max_turns * config.max_response_tokens,
             config.micro_tokens,
         )  # fmt: skip
-        self.step, self.updates, self.drawn = 0, 0, 0
+        self.step, self.updates, self.extra = 0, 0, 0  # extra: batches that dynamic sampling drew beside one a step
+        self.drawn: list[Episode] = []  # everything played in this step, kept or not
 
     def run(self, on_step: Callable[["Trainer"], Any] | None = None) -> None:
         """Train to the last step. on_step is called after each, e.g. to redraw a curve."""
@@ -103,16 +104,16 @@ class Trainer:
 
         Where the method samples dynamically, batches are drawn until that many groups are mixed or none may be drawn.
         """
-        c, most, kept = self.config, self.method.sampling.max_batches, []
+        c, most, kept, self.drawn = self.config, self.method.sampling.max_batches, [], []
         for attempt in range(most):
             jobs = [
                 Job(task, group, (c.seed, step, _TRAIN, group * c.group_size + member))
-                for group, task in enumerate(self._tasks_of(step * most + attempt), attempt * c.tasks_per_step)
+                for group, task in enumerate(self._tasks_of(step + self.extra + attempt), attempt * c.tasks_per_step)
                 for member in range(c.group_size)
             ]
             skilled = self.teacher if self.method.skills != "never" else None
             episodes = play(self.policy, self.chat, self.envs, jobs, self.limits, c.temperature, skilled)
-            self.drawn = (attempt + 1) * len(jobs)
+            self.drawn += episodes
             if most == 1:
                 return episodes
             reward = torch.tensor([float(e.outcome if c.reward == "outcome" else e.total_reward) for e in episodes])
@@ -149,8 +150,7 @@ class Trainer:
         with self._timed("credit"):
             credit = self.method.credit(batch, step)
         with self._timed("update"):
-            divergence = self.method.aux and self.method.aux.divergence
-            teacher = self.teacher_rows(batch, episodes) if divergence else None
+            teacher = self.teacher_rows(batch, episodes) if self.divergence else None
             first, rows, modules = self._reuse(step, batch, credit.advantages, teacher)
         with self._timed("record"):
             self._record(step, episodes, batch, credit, first, rows, modules)
@@ -158,21 +158,28 @@ class Trainer:
             "timings", step, pl.DataFrame([{"step": step, "stage": k, "seconds": v} for k, v in self.seconds.items()])
         )
         self.step = step + 1
-        success = float(batch.outcome.mean())
+        self.extra += len(self.drawn) // (self.config.tasks_per_step * self.config.group_size) - 1
+        success = np.mean([e.outcome for e in self.drawn])
         self.message(
             f"step {self.step}/{self.config.steps}  success {success:.2f}  loss {rows[-1]['loss']:+.4f}  "
             f"updates {sum(r['applied'] for r in rows)}  {sum(self.seconds.values()):.1f} s"
         )
 
     def _reuse(self, step: int, batch: Batch, advantages: torch.Tensor, teacher: TeacherRows | None = None):
-        """Up to max_reuse updates on one batch, as the gate decides; returns the first gradient and tables' rows."""
+        """Up to max_reuse updates on one batch, as the gate decides; returns the first gradient and tables' rows.
+
+        A batch without any signal has no gradient: nothing is applied, and the gate is not asked.
+        """
         c, rows, modules, first = self.config, [], [], None
+        for group in self.optimizer.param_groups:
+            group["lr"] = c.lr * min(1.0, (step + 1) / max(1, c.warmup_steps))
         for reuse in range(1, self.gate.max_reuse + 1):
             self.optimizer.zero_grad(set_to_none=True)
             self.head.clear()
             gradient = accumulate(self.policy, self.head, batch, advantages, self.method, self.update, teacher)
             first = first or gradient
-            energy = self.head.energy() if self.head.weight.grad is not None else 0.0  # 0: no row had a signal
+            signal = self.head.weight.grad is not None
+            energy = self.head.energy() if signal else 0.0
             self.head.merge()
             self.monitor.measure_gradients()
             grad_norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), c.grad_clip))
@@ -187,23 +194,22 @@ class Trainer:
                 "energy": energy, "norm": math.sqrt(energy), "grad_norm": grad_norm, "kl": ratios["approx_kl"],
                 "chi2": ratios["chi2"],
             }  # fmt: skip
-            decision = self.gate.observe(watched[self.gate.statistic], reuse)
+            decision = self.gate.observe(watched[self.gate.statistic], reuse) if signal else Decision(False, False)
             if decision.apply:
                 self.optimizer.step()
                 modules += self.monitor.observe(step, self.updates, reuse, math.sqrt(energy))
             rows.append({
                 "step": step, "update": self.updates, "reuse": reuse, "applied": decision.apply, "stop": decision.stop,
-                "energy": energy, "head_norm": math.sqrt(energy), "statistic": self.gate.statistic,
+                "signal": signal, "energy": energy, "head_norm": math.sqrt(energy), "statistic": self.gate.statistic,
                 "increment": decision.increment, "z": decision.z, "threshold": self.gate.threshold,
                 "loss": gradient.loss, "pg_loss": gradient.pg_loss, "kl_reference": gradient.kl,
                 "aux_loss": gradient.aux_loss, "kl": ratios["approx_kl"], "chi2": ratios["chi2"],
                 "ratio_max": ratios["ratio_max"], "clip_fraction": ratios["clip_fraction"], "grad_norm": grad_norm,
             })  # fmt: skip
             self.updates += 1
-            if decision.stop:
+            if decision.stop or not signal:
                 break
         self.optimizer.zero_grad(set_to_none=True)
-        self.schedule.step()
         return first, rows, modules
 
     def _record(self, step, episodes, batch, credit, first, rows, modules) -> None:
@@ -218,18 +224,19 @@ class Trainer:
         gates = None if gap is None else sdar.gate(gap, gate, first.entropy)
         weights = losses.token_weights(batch, own.aggregation, self.update.max_tokens)
         slope = losses.dloss_dlogp(
-            batch.old_logprobs, batch.old_logprobs, credit.advantages, weights, own,
-            reference=batch.reference_logprobs, kl_coef=c.kl_coef,
+            batch.old_logprobs, batch.old_logprobs, credit.advantages, weights, own, batch.turn_index,
+            batch.reference_logprobs, c.kl_coef,
         )  # fmt: skip
         if aux and aux.coef and aux.gradient:
             own_slope = aux.gradient(batch.old_logprobs, batch.teacher_logprobs, batch.old_logprobs, first.entropy)
             slope = slope + losses.token_weights(batch, "token_mean") * own_slope
+        if self.divergence:
+            slope = None  # its gradient is not one of the sampled token's log-prob alone
         summary = {
             "step": step,
-            "n_drawn": self.drawn,
-            **tables.rollout_summary(episodes, credit.advantages, mask, batch),
+            **tables.rollout_summary(self.drawn, credit.advantages, mask, batch),
             "updates": sum(r["applied"] for r in rows),
-            "discarded": sum(not r["applied"] for r in rows),
+            "discarded": sum(r["signal"] and not r["applied"] for r in rows),
             "stopped_early": rows[-1]["stop"],
             **{name: rows[0][name] for name in ("loss", "pg_loss", "aux_loss", "grad_norm")},
             "kl_reference": rows[0]["kl_reference"],
@@ -321,9 +328,9 @@ class Trainer:
             "config": asdict(self.config),
             "step": self.step,
             "updates": self.updates,
+            "extra": self.extra,
             "model": self.policy.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
             "gate": self.gate.state_dict(),
             "monitor": self.monitor.state_dict(),
         }
@@ -339,10 +346,10 @@ class Trainer:
             raise WorkbenchError(
                 f"{self.folder.path} was begun with other parameters ({', '.join(changed)}); start a new run"
             )
-        for name in ("optimizer", "schedule", "gate", "monitor"):
+        for name in ("optimizer", "gate", "monitor"):
             getattr(self, name).load_state_dict(state[name])
         self.policy.model.load_state_dict(state["model"])
-        self.step, self.updates = state["step"], state["updates"]
+        self.step, self.updates, self.extra = state["step"], state["updates"], state["extra"]
         self.folder.truncate(self.step)
         self.message(f"resumed at step {self.step} of {self.config.steps}")
         return True

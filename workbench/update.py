@@ -102,7 +102,9 @@ def accumulate(
     totals = torch.zeros(4, dtype=torch.float64)
     other_terms = aux_weights is not None or batch.reference_logprobs is not None or config.entropy_coef != 0
     signal = (advantages != 0).any(1) & (own.pg_coef != 0) | other_terms
-    for rows in _groups(batch.lengths, signal, config.micro_tokens):
+    # The teacher's rows are longer than the student's, and both are held at once.
+    lengths = teacher.lengths if divergence is not None else batch.lengths
+    for rows in _groups(lengths, signal, config.micro_tokens):
         width = int(batch.lengths[rows].max())
 
         def cut(x: Tensor, rows=rows, width=width) -> Tensor:

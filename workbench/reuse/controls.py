@@ -43,11 +43,11 @@ class FixedReuse:
         self.threshold: float | None = None
         self.previous: float | None = None
 
-    def observe(self, energy: float, reuse: int) -> Decision:
-        """energy: squared Frobenius norm of the head's gradient; reuse: 1 for a batch's first use, then 2, 3, ..."""
-        check(energy, reuse, self.max_reuse)
-        increment = None if self.previous is None else energy - self.previous
-        self.previous = energy
+    def observe(self, value: float, reuse: int) -> Decision:
+        """value: squared Frobenius norm of the head's gradient; reuse: 1 for a batch's first use, then 2, 3, ..."""
+        check(value, reuse, self.max_reuse)
+        increment = None if self.previous is None else value - self.previous
+        self.previous = value
         return Decision(True, False, increment)
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,11 +70,11 @@ class RandomStop:
         self.previous: float | None = None
         self.draws = 0
 
-    def observe(self, energy: float, reuse: int) -> Decision:
-        """energy: squared Frobenius norm of the head's gradient; reuse: 1 for a batch's first use, then 2, 3, ..."""
-        check(energy, reuse, self.max_reuse)
-        increment = None if self.previous is None else energy - self.previous
-        self.previous = energy
+    def observe(self, value: float, reuse: int) -> Decision:
+        """value: squared Frobenius norm of the head's gradient; reuse: 1 for a batch's first use, then 2, 3, ..."""
+        check(value, reuse, self.max_reuse)
+        increment = None if self.previous is None else value - self.previous
+        self.previous = value
         if reuse == 1:
             return Decision(True, False, increment)
         trip = random.Random(f"random stop {self.seed} {self.draws}").random() < self.config.rate

@@ -22,7 +22,9 @@ class DGGConfig:
     max_reuse: int = 4  # most gradients computed on one batch; 1 is the plain method
     window: int = 32  # increments that the running mean and deviation cover
     threshold: float = 0.5  # z above which the gate trips
-    mode: str = "both"  # what a trip does: "discard" the update, "stop" the reuse, or "both" (paper)
+    # What a trip does: "discard" the update, "stop" the reuse, or "both" (paper). An update is a gradient of the whole
+    # batch, so after "discard" alone the next use computes the same gradient once more, with an increment of 0.
+    mode: str = "both"
     # What is watched: of the head's gradient its "energy" ||g||_F^2 or "norm" ||g||_F; as controls the norm of all the
     # gradient "grad_norm", or how far the policy is from the one that sampled, "kl" or "chi2".
     statistic: str = "energy"
@@ -59,7 +61,7 @@ def check(value: float, reuse: int, max_reuse: int, statistic: str = "energy") -
 
 
 class Gate:
-    """The gate's state over a run. Call `observe` once for each computed gradient, before clipping and stepping."""
+    """The gate's state over a run. Call `observe` once for each computed gradient, before the optimizer's step."""
 
     def __init__(self, config: DGGConfig = DGGConfig()):
         self.config = config
