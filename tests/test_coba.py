@@ -74,6 +74,21 @@ def test_equal_tasks_are_served_in_order():
     assert total_value([0.0, 1.0], [5, 5], **density) == 0
 
 
+def test_gains_that_only_rounding_parts_are_equal():
+    density = {"alpha": 5.5, "beta": 5.5, "tau": 10.0}
+    assert value(0.7, 1, **density) != value(0.3, 1, **density)
+    for p in ([0.3, 0.7], [0.7, 0.3]):
+        assert allocate(p, 7, lo=2, hi=16, **density) == [4, 3]
+    mixed = [0.2, 0.8, 0.45, 0.55, 0.8, 0.2]
+    steps = [allocate(mixed, total, lo=1, hi=9, **density) for total in range(6, 55)]
+    for before, after in itertools.pairwise(steps):
+        assert sum(b - a for a, b in zip(before, after, strict=True)) == 1
+        assert min(b - a for a, b in zip(before, after, strict=True)) == 0
+        for twins in ((0, 1, 4, 5), (2, 3)):
+            served = [after[i] for i in twins]
+            assert served == sorted(served, reverse=True) and served[0] - served[-1] <= 1
+
+
 def test_the_density_is_that_of_a_beta_distribution():
     p = torch.tensor([0.05, 0.3, 0.9], dtype=torch.float64)
     want = torch.distributions.Beta(*torch.tensor([4.0, 7.0], dtype=torch.float64)).log_prob(p).exp()

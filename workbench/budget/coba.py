@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from ..errors import WorkbenchError
 
+_SAME = 1 - 1e-12  # gains this close, relative to the larger, are equal but for rounding
+
 
 @dataclass(frozen=True)
 class CoBAConfig:
@@ -81,8 +83,9 @@ def allocate(
 ) -> list[int]:
     """Success rate of each task -> rollouts of each, `lo` to `hi`, `total` together, of the largest total value.
 
-    Every rollout goes to the task that gains most by it, of equals to the first. O(total log tasks). tau, in rollouts,
-    is how soon a task saturates: the sources give none for the paper; the released code adapts it between 3 and 12.
+    Every rollout goes to the task that gains most by it, of equals (within 1e-12 of the gain, as rounding parts those
+    of p and 1 - p) to the first. O(total log tasks). tau, in rollouts, is how soon a task saturates: the sources give
+    none for the paper; the released code adapts it between 3 and 12.
     Raises WorkbenchError where the bounds cannot hold the total, or on a rate outside [0, 1].
     """
     p = _rates(p, "task")
@@ -101,10 +104,17 @@ def allocate(
     first = [value(q, 1, alpha, beta, tau) for q in p]
     heap = [(-gain * math.exp(-lo * q * (1 - q) / tau), i) for i, (gain, q) in enumerate(zip(first, p, strict=True))]
     heapq.heapify(heap)
-    for _ in range(total - lo * len(p)):
-        while budget[heap[0][1]] == hi:
-            heapq.heappop(heap)
-        i = heap[0][1]
-        budget[i] += 1
-        heapq.heapreplace(heap, (-first[i] * math.exp(-budget[i] * p[i] * (1 - p[i]) / tau), i))
+    left = total - lo * len(p)
+    while left:
+        bound, tied = heap[0][0] * _SAME, []
+        while heap and heap[0][0] <= bound:
+            tied.append(heapq.heappop(heap))
+        for key, i in sorted(tied, key=lambda pair: pair[1]):
+            # Again while its gain hardly shrinks: it is still the first of equals.
+            while left and key <= bound and budget[i] < hi:
+                budget[i] += 1
+                left -= 1
+                key = -first[i] * math.exp(-budget[i] * p[i] * (1 - p[i]) / tau)
+            if budget[i] < hi:
+                heapq.heappush(heap, (key, i))
     return budget
