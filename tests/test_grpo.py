@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_batch import by_token, make_batch, make_episodes, make_gaps, take_rows
 
-from workbench.credit import grpo
+from workbench.credit import grpo, rloo
 from workbench.credit.grpo import GRPOConfig, group_advantage
 from workbench.errors import WorkbenchError
 
@@ -59,6 +59,40 @@ def test_groups_of_one_and_of_equal_rewards_give_exactly_zero(dtype, eps):
     rewards = torch.tensor([0.1] * 7 + [5.0] + [0.0] * 3, dtype=dtype)
     groups = torch.tensor([4] * 7 + [9] + [1] * 3)
     assert torch.equal(group_advantage(rewards, groups, eps=eps), torch.zeros(11, dtype=dtype))
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1.0, 1e30, 3e38])
+@pytest.mark.parametrize("rewards", [[1, 0], [1, 0, 0], [0.5, -0.25, 0.25, 0.5]])
+def test_very_small_and_large_rewards_neither_vanish_nor_overflow(rewards, size, dtype, eps):
+    rewards = torch.tensor(rewards, dtype=dtype) * size
+    # A second group of another size must not matter.
+    both, groups = torch.cat([rewards, rewards.new_tensor([2, 0])]), torch.tensor([3] * len(rewards) + [1] * 2)
+    for ddof in (0, 1):
+        got = group_advantage(both, groups, eps=eps, ddof=ddof)[: len(rewards)]
+        want = one_by_one_in_units(rewards, eps, ddof)
+        np.testing.assert_allclose(got.double().numpy(), want, rtol=1e-5, atol=1e-36)
+    centred = group_advantage(both, groups, std=False)[: len(rewards)].double().numpy()
+    exact = rewards.double().numpy()
+    np.testing.assert_allclose(centred, exact - exact.mean(), rtol=1e-5, atol=1e-6 * size)
+
+
+def one_by_one_in_units(rewards, eps, ddof):
+    """The formula in double precision, in units of the largest reward."""
+    unit = float(rewards.abs().max())
+    r = rewards.double().numpy() / unit
+    return (r - r.mean()) / (r.std(ddof=ddof) + eps / unit)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.int32, torch.bool])
+def test_integer_rewards_are_taken_as_floats(dtype):
+    rewards, groups = torch.tensor([1, 0, 0, 1]), torch.tensor([0, 0, 0, 1])
+    for std in (True, False):
+        got, want = (group_advantage(r, groups, std=std) for r in (rewards.to(dtype), rewards.float()))
+        assert got.dtype == torch.float32 and torch.equal(got, want)
+    assert torch.equal(rloo.leave_one_out(rewards.to(dtype), groups), rloo.leave_one_out(rewards.float(), groups))
+    assert group_advantage(rewards[:0].to(dtype), groups[:0]).dtype == torch.float32
 
 
 def test_a_reward_that_is_not_finite_is_refused():

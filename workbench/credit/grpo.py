@@ -33,7 +33,8 @@ class GRPOConfig:
 def group_advantage(rewards: Tensor, groups: Tensor, *, std: bool = True, eps: float = 1e-6, ddof: int = 1) -> Tensor:
     """(N,) rewards on any scale and (N,) group labels -> (N,) advantages, `(r - mean) / (std + eps)` in each group.
 
-    Exactly 0 in groups of one and of equal rewards. Raises WorkbenchError on a reward that is not finite.
+    Exactly 0 in groups of one and of equal rewards; of torch's default dtype where rewards are integers. Raises
+    WorkbenchError on a reward that is not finite.
     """
     if rewards.shape != groups.shape or rewards.dim() != 1:
         raise WorkbenchError(
@@ -41,21 +42,25 @@ def group_advantage(rewards: Tensor, groups: Tensor, *, std: bool = True, eps: f
         )
     if not bool(torch.isfinite(rewards).all()):
         raise WorkbenchError(f"group_advantage: reward {int((~torch.isfinite(rewards)).nonzero()[0])} is not finite")
+    rewards = rewards if rewards.is_floating_point() else rewards.to(torch.get_default_dtype())
     if rewards.numel() == 0:
         return rewards.clone()
     labels, index = torch.unique(groups, return_inverse=True)
     zeros = rewards.new_zeros(len(labels))
     count = zeros.index_add(0, index, torch.ones_like(rewards))
-    mean = zeros.index_add(0, index, rewards) / count
     low = zeros.scatter_reduce(0, index, rewards, "amin", include_self=False)
     high = zeros.scatter_reduce(0, index, rewards, "amax", include_self=False)
     # The rounded mean of equal rewards need not equal them, and dividing by eps would make that residue large.
     mixed = high > low
-    centred = torch.where(mixed[index], rewards - mean[index], 0)
+    width = torch.where(mixed, high - low, 1)
+    # In [0, 1], as the squares of very small or large rewards are out of range.
+    share = (rewards - low[index]) / width[index]
+    mean = zeros.index_add(0, index, share) / count
+    centred = torch.where(mixed[index], share - mean[index], 0)
     if not std:
-        return centred
+        return centred * width[index]
     variance = zeros.index_add(0, index, centred.square()) / (count - ddof).clamp(min=1)
-    return centred / torch.where(mixed, variance.sqrt() + eps, 1)[index]
+    return centred / torch.where(mixed, variance.sqrt() + eps / width, 1)[index]
 
 
 def turn_advantages(batch: Batch, config: GRPOConfig) -> Tensor:
@@ -63,10 +68,11 @@ def turn_advantages(batch: Batch, config: GRPOConfig) -> Tensor:
     episodes = torch.arange(len(batch.reward), device=batch.reward.device)
     if config.per == "turn":
         episodes = batch.turn_mask.nonzero()[:, 0]
-    per_episode = torch.zeros_like(batch.reward)
-    per_episode[episodes] = group_advantage(
+    values = group_advantage(
         batch.reward[episodes], batch.group_index[episodes], std=config.std, eps=config.eps, ddof=config.ddof
     )
+    per_episode = values.new_zeros(batch.reward.shape)
+    per_episode[episodes] = values
     return torch.where(batch.turn_mask, per_episode[:, None], 0)
 
 

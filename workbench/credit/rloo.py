@@ -34,7 +34,7 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
     if rewards.numel() == 0:
         return centred
     _, index, count = torch.unique(groups, return_inverse=True, return_counts=True)
-    count = count.to(rewards.dtype)
+    count = count.to(centred.dtype)
     return centred * (count / (count - 1).clamp(min=1))[index]
 
 
@@ -43,7 +43,8 @@ def credit(batch: Batch, config: RLOOConfig = RLOOConfig()) -> Credit:
     episodes = torch.arange(len(batch.reward), device=batch.reward.device)
     if config.per == "turn":
         episodes = batch.turn_mask.nonzero()[:, 0]
-    per_episode = torch.zeros_like(batch.reward)
-    per_episode[episodes] = leave_one_out(batch.reward[episodes], batch.group_index[episodes])
+    values = leave_one_out(batch.reward[episodes], batch.group_index[episodes])
+    per_episode = values.new_zeros(batch.reward.shape)
+    per_episode[episodes] = values
     turns = torch.where(batch.turn_mask, per_episode[:, None], 0)
     return Credit(batch.to_tokens(turns), {"turn_advantage": turns})
