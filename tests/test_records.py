@@ -64,6 +64,28 @@ def test_padding_changes_nothing(batch):
     assert torch.equal(wide.turn_sum(wide.old_logprobs), batch.turn_sum(batch.old_logprobs))
 
 
+def test_turn_means_leave_out_what_lies_off_the_mask_and_count_a_turn_once():
+    episodes = make_episodes()
+    rows = make_batch(episodes, layout="turn")
+    twice = take_rows(rows, [*range(len(rows.input_ids)), 0, 4])
+    values = torch.where(twice.response_mask, twice.old_logprobs, 99.0)
+    want = torch.zeros(twice.turn_mask.shape).double()
+    for e, episode in enumerate(episodes):
+        for k, turn in enumerate(episode.turns):
+            want[e, k] = turn.logprobs.astype(np.float64).mean()
+    torch.testing.assert_close(twice.turn_mean(values), want, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["old_logprobs", "teacher_logprobs", "reference_logprobs"])
+@pytest.mark.parametrize("junk", [float("nan"), float("-inf"), float("inf"), 5.0])
+def test_log_probs_that_cannot_be_become_zero_off_the_mask(batch, name, junk):
+    clean = batch.with_(reference_logprobs=batch.teacher_logprobs)
+    given = torch.where(batch.response_mask, getattr(clean, name), junk)
+    noisy = clean.with_(**{name: given})
+    assert torch.equal(getattr(noisy, name), getattr(clean, name))
+    assert not torch.equal(given, getattr(clean, name)), "the caller's tensor stays as it was"
+
+
 def _set(tensor, index, value):
     changed = tensor.clone()
     changed[index] = value

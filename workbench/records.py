@@ -107,8 +107,9 @@ class Batch:
     input_ids (B,T) long; lengths (B,) long: tokens in a row, the rest is padding; response_mask (B,T) bool: sampled
     tokens; turn_index (B,T) long: turn of each sampled token, -1 elsewhere; episode_index (B,) long: episode of each
     row; group_index (E,), outcome (E,) in {0,1}, reward (E,): what the advantage compares; old_logprobs (B,T): of
-    token t given all before it, under the policy that the update starts from, 0 off the mask; teacher_logprobs and
-    reference_logprobs: the same tokens under the privileged teacher and the KL reference, or None;
+    token t given all before it, under the policy that the update starts from; teacher_logprobs and
+    reference_logprobs: the same tokens under the privileged teacher and the KL reference, or None. Off the mask they
+    mean nothing; where something there is not finite or above 0, all of it becomes 0;
     entropy (B,T): of the policy at each sampled token, nats, or None; turn_rewards (E,K): what each turn earned, on the
     scale of reward, or None; anchors (E,K) long: label of the state each turn acted in, equal for equal states, or
     None.
@@ -176,8 +177,13 @@ class Batch:
             raise WorkbenchError("batch: outcome must be 0 or 1; put other scales in reward")
         for name in ("old_logprobs", "teacher_logprobs", "reference_logprobs"):
             value = getattr(self, name)
-            if value is not None and not (_is_logprob(value) or _is_logprob(torch.where(mask, value, 0))):
+            if value is None or _is_logprob(value):
+                continue
+            # Weights of 0 do not silence what is not finite off the mask.
+            sampled_only = torch.where(mask, value, 0)
+            if not _is_logprob(sampled_only):
                 raise WorkbenchError(f"batch: {name} must be finite and at most 0 on sampled tokens")
+            object.__setattr__(self, name, sampled_only)
         if not bool((self.turn_tokens > 0)[self.turn_mask].all()) or not bool((self.turn_counts > 0).all()):
             raise WorkbenchError("batch: an episode has no turns, or a gap in its turn numbers")
         for name in ("turn_rewards", "anchors"):
@@ -243,6 +249,10 @@ class Batch:
         index, counts = self._turn_runs
         sums = segment_sum(values.reshape(-1), self._runs.lengths)
         return segment_sum(sums[index], counts).view(self.turn_mask.shape)
+
+    def turn_mean(self, values: Tensor) -> Tensor:
+        """Mean of token values (B,T) over each turn (E,K), each turn counted once; 0 where there is no turn."""
+        return self.turn_sum(values) / self.turn_tokens.clamp(min=1)
 
     @cached_property
     def turn_tokens(self) -> Tensor:
