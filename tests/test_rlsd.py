@@ -36,8 +36,9 @@ def test_credit_is_the_formula_by_hand(batch, episodes):
 
 
 def test_a_teacher_that_agrees_makes_successes_stronger_and_failures_weaker():
-    gap, advantage = torch.tensor([0.1, -0.1]).double(), torch.tensor([[1.0], [-1.0], [0.0]]).double()
-    weights = rlsd.token_weights(gap, advantage, 0.2)
+    gap = torch.tensor([[0.1, -0.1]]).double().expand(3, 2)
+    advantage = torch.tensor([[1.0], [-1.0], [0.0]]).double().expand(3, 2)
+    weights = rlsd.reweighting(gap, advantage, 0.2)
     want = [[math.exp(0.1), math.exp(-0.1)], [math.exp(-0.1), math.exp(0.1)], [1.0, 1.0]]
     np.testing.assert_allclose(weights.numpy(), want, atol=1e-12)
 
@@ -67,7 +68,7 @@ def test_both_forms_agree_at_first_and_the_released_one_ends_as_grpo(batch):
 
 def test_a_weight_carries_no_gradient():
     gap, advantage = torch.tensor([0.1], requires_grad=True), torch.tensor([1.0], requires_grad=True)
-    assert not rlsd.token_weights(gap, advantage, 0.2).requires_grad
+    assert not rlsd.reweighting(gap, advantage, 0.2).requires_grad
 
 
 @pytest.mark.parametrize("wrong", [{"form": "papers"}, {"lam": 1.1}, {"clip": -0.1}, {"decay_steps": 0}])
@@ -81,3 +82,10 @@ def test_bad_input_is_refused_in_one_line(batch, episodes):
         rlsd.credit(make_batch(episodes))
     with pytest.raises(WorkbenchError, match="at least 0, got -1"):
         rlsd.credit(batch, step=-1)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (2, 1), ()])
+def test_an_advantage_of_another_shape_is_refused_in_one_line(shape):
+    with pytest.raises(WorkbenchError, match="RLSD: gap .* must be of one shape") as error:
+        rlsd.reweighting(torch.zeros(2, 3), torch.zeros(shape), 0.2)
+    assert "\n" not in str(error.value)

@@ -38,7 +38,7 @@ def test_credit_is_the_formula_by_hand(batch, episodes):
 def test_every_step_spends_the_budget_of_its_trajectory(layout, alpha, episodes):
     batch = make_batch(episodes, make_gaps(episodes, spread=3.0), layout)
     credit = step_opsd.credit(batch, StepOPSDConfig(alpha=alpha, lam=1.0))
-    spent = step_opsd.step_means(batch, credit.advantages)
+    spent = batch.turn_mean(credit.advantages)
     budget = grpo.turn_advantages(batch, grpo.GRPOConfig())
     torch.testing.assert_close(spent, budget, rtol=1e-12, atol=1e-12)
     assert torch.equal(credit.turns["turn_advantage"], budget)

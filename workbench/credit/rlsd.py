@@ -44,8 +44,15 @@ def mixing(step: int, config: RLSDConfig = RLSDConfig()) -> float:
     return config.lam * left
 
 
-def token_weights(gap: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """`clip(exp(sign(A) gap), 1 - clip, 1 + clip)` (eq. 13-15), detached; gap in nats, and A of a shape that fits."""
+def reweighting(gap: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """`clip(exp(sign(A) gap), 1 - clip, 1 + clip)` (eq. 13-15), detached; gap in nats, and A of the same shape.
+
+    Raises WorkbenchError where the shapes differ.
+    """
+    if gap.shape != advantage.shape:
+        raise WorkbenchError(
+            f"RLSD: gap {tuple(gap.shape)} and advantage {tuple(advantage.shape)} must be of one shape"
+        )
     return torch.exp(advantage.detach().sign().to(gap.dtype) * gap.detach()).clamp(1 - clip, 1 + clip)
 
 
@@ -64,6 +71,6 @@ def credit(batch: Batch, config: RLSDConfig = RLSDConfig(), step: int = 0) -> Cr
     gap = torch.where(batch.response_mask, teacher_gap(batch, "RLSD"), 0)
     turns = turn_advantages(batch, config.grpo)
     advantages = batch.to_tokens(turns)
-    weights = token_weights(gap, advantages, config.clip)
-    mean = batch.turn_sum(weights) / batch.turn_tokens.clamp(min=1)
+    weights = reweighting(gap, advantages, config.clip)
+    mean = batch.turn_mean(weights)
     return Credit(mix(advantages, weights, lam), {"weight": mean, "turn_advantage": mix(turns, mean, lam)})

@@ -13,13 +13,12 @@ turn's mean advantage stays A: this rule moves credit between the tokens of a tu
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from ..errors import WorkbenchError
 from ..records import Batch, Credit
 from .gap import teacher_gap
 from .grpo import GRPOConfig, turn_advantages
-from .rlsd import mix, token_weights
+from .rlsd import mix, reweighting
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,6 @@ class StepOPSDConfig:
             raise WorkbenchError(f"StepOPSD: lam must lie in [0, 1], got {self.lam}")
 
 
-def step_means(batch: Batch, values: Tensor) -> Tensor:
-    """(E,K) mean of token values (B,T) over each turn, a turn counted once; 0 where there is no turn."""
-    return batch.turn_sum(values) / batch.turn_tokens.clamp(min=1)
-
-
 def credit(batch: Batch, config: StepOPSDConfig = StepOPSDConfig()) -> Credit:
     """Shaped advantages (B,T); of each turn the mean weight before it is normalised, and turn_advantage, which is A.
 
@@ -48,7 +42,7 @@ def credit(batch: Batch, config: StepOPSDConfig = StepOPSDConfig()) -> Credit:
     gap = torch.where(batch.response_mask, teacher_gap(batch, "StepOPSD"), 0)
     turns = turn_advantages(batch, config.grpo)
     advantages = batch.to_tokens(turns)
-    weights = token_weights(gap, advantages, config.alpha)
-    budget = step_means(batch, weights)
+    weights = reweighting(gap, advantages, config.alpha)
+    budget = batch.turn_mean(weights)
     normalised = weights / torch.where(batch.response_mask, batch.to_tokens(budget), 1)
     return Credit(mix(advantages, normalised, config.lam), {"weight": budget, "turn_advantage": turns})
