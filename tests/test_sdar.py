@@ -102,3 +102,16 @@ def test_coef_zero_leaves_loss_and_gradient_alone_bit_for_bit(logprobs):
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(WorkbenchError):
         SDARConfig(**wrong)
+
+
+@pytest.mark.parametrize("shape", [(9,), (1, 9), (4, 1), (9, 4)])
+def test_shapes_that_do_not_fit_are_refused_in_one_line(logprobs, shape):
+    student, teacher = logprobs
+    other = torch.full(shape, -1.0, dtype=torch.float64)
+    for rule in (sdar.token_loss, sdar.gradient_coefficient):
+        for pair in ((student, other), (other, teacher)):
+            with pytest.raises(WorkbenchError, match="must be of one shape") as error:
+                rule(*pair)
+            assert "\n" not in str(error.value)
+        with pytest.raises(WorkbenchError, match="entropy .* must be of one shape"):
+            rule(student, teacher, SDARConfig(gate="entropy"), other)
