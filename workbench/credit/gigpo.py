@@ -8,13 +8,14 @@ of ZethWang/AgentOPSD, jinyangwu/OPID and langfengQ/DrMAS); the paper's text was
 * rows that were copied to fill a batch count again in both of its parts; a turn counts once here;
 * its one mode sets both parts; here `mode` is the step part's and `grpo.std` the episode part's. Its ALFWorld and
   Search scripts divide both by the deviation, as the defaults here do, its WebShop scripts neither;
-* a step group of equal returns is exactly 0; there, a rounding residue divided by eps.
+* a step group of equal returns is exactly 0; there, a rounding residue divided by eps;
+* clusters of similar states are built from a group's distinct texts in alphabetical order, so that the order of rows
+  never matters; there, in the order of the rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from itertools import count
 
 import torch
 from torch import Tensor
@@ -43,44 +44,47 @@ class GiGPOConfig:
 def anchors(episodes: Sequence[Episode], similarity: float = 1.0) -> Tensor:
     """Label (E,K) long of the state each turn acted in, by its observation text; -1 where there is no turn.
 
-    similarity 1: states are equal where their texts are. Below 1, turns join the first cluster whose first member is
-    that similar (difflib's ratio), so labels depend on the order of the episodes; the released default is .95. States
+    similarity 1: states are equal where their texts are. Below 1, each distinct text of a group, in alphabetical order,
+    joins the first cluster whose first member is that similar (difflib's ratio); the released default is .95. States
     are equal inside a group only. Raises WorkbenchError where an episode has no observation texts at all.
     """
     if not 0 < similarity <= 1:
         raise WorkbenchError(f"anchors: similarity must lie in (0, 1], got {similarity}")
     if not episodes:
         raise WorkbenchError("anchors: no episodes to label")
-    labels = torch.full((len(episodes), max(len(e.turns) for e in episodes)), -1, dtype=torch.long)
-    label_of: dict[tuple[int, str], int] = {}
-    clusters: dict[int, list[tuple[SequenceMatcher, int]]] = {}
-    unused = count()
+    texts_of: dict[int, set[str]] = {}
     for e, episode in enumerate(episodes):
-        texts = [turn.observation for turn in episode.turns]
+        texts = {turn.observation for turn in episode.turns}
         if not any(texts):
             raise WorkbenchError(f"anchors: episode {e} of {episode.task} has no observation texts to tell states by")
-        for k, text in enumerate(texts):
-            state = (episode.group, text)
-            if state not in label_of:
-                label_of[state] = (
-                    next(unused)
-                    if similarity == 1
-                    else _cluster(text, clusters.setdefault(episode.group, []), similarity, unused)
-                )
-            labels[e, k] = label_of[state]
+        texts_of.setdefault(episode.group, set()).update(texts)
+    first_of = {group: _first_members(sorted(texts), similarity) for group, texts in texts_of.items()}
+    labels = torch.full((len(episodes), max(len(e.turns) for e in episodes)), -1, dtype=torch.long)
+    label_of: dict[tuple[int, str], int] = {}
+    for e, episode in enumerate(episodes):
+        for k, turn in enumerate(episode.turns):
+            state = (episode.group, first_of[episode.group][turn.observation])
+            labels[e, k] = label_of.setdefault(state, len(label_of))
     return labels
 
 
-def _cluster(text: str, clusters: list[tuple[SequenceMatcher, int]], similarity: float, unused: Iterator[int]) -> int:
-    """Label of the first cluster whose first member is similar enough, or of a new one."""
-    for matcher, label in clusters:
-        matcher.set_seq1(text)
-        # Each is an upper bound of the next and cheaper.
-        if all(ratio() >= similarity for ratio in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)):
-            return label
-    # A matcher keeps what it learnt of its second text.
-    clusters.append((SequenceMatcher(None, "", text), next(unused)))
-    return clusters[-1][1]
+def _first_members(texts: Sequence[str], similarity: float) -> dict[str, str]:
+    """The first member of the cluster of each text: the first that is similar enough, else the text itself."""
+    if similarity == 1:
+        return {text: text for text in texts}
+    first_of, clusters = {}, []
+    for text in texts:
+        for first, matcher in clusters:
+            matcher.set_seq1(text)
+            # Each is an upper bound of the next and cheaper.
+            if all(ratio() >= similarity for ratio in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)):
+                first_of[text] = first
+                break
+        else:
+            # A matcher keeps what it learnt of its second text.
+            clusters.append((text, SequenceMatcher(None, "", text)))
+            first_of[text] = text
+    return first_of
 
 
 def discounted_returns(rewards: Tensor, turn_mask: Tensor, gamma: float) -> Tensor:
@@ -103,7 +107,7 @@ def discounted_returns(rewards: Tensor, turn_mask: Tensor, gamma: float) -> Tens
 
 
 def step_advantages(
-    returns: Tensor, anchors: Tensor, groups: Tensor, *, mode: str = "mean_norm", eps: float = 1e-6, ddof: int = 1
+    returns: Tensor, anchors: Tensor, groups: Tensor, *, mode: str, eps: float = 1e-6, ddof: int = 1
 ) -> Tensor:
     """(N,) returns against those of equal (group, anchor), each label (N,) -> (N,) (eq. 6-7).
 
@@ -138,7 +142,8 @@ def credit(batch: Batch, config: GiGPOConfig = GiGPOConfig()) -> Credit:
     step[mask] = step_advantages(
         returns[mask], batch.anchors[mask], groups, mode=config.mode, eps=config.grpo.eps, ddof=config.grpo.ddof
     )
-    step = step.to(batch.reward.dtype)
-    turns = turn_advantages(batch, config.grpo) + config.weight * step
+    episode = turn_advantages(batch, config.grpo)
+    step = step.to(episode.dtype)
+    turns = episode + config.weight * step
     table = {"step_return": returns.to(step.dtype), "step_advantage": step, "turn_advantage": turns}
     return Credit(batch.to_tokens(turns), table)
