@@ -179,6 +179,21 @@ def test_a_raw_reward_is_no_prior():
         one_episode([0.1, 0.2], prior=1.25)
 
 
+def test_a_hole_before_an_existing_turn_is_refused():
+    for holes in ([[True, False, True]], [[False, True, True]]):
+        with pytest.raises(WorkbenchError, match="turn_mask has a hole"):
+            reshape_turns(torch.zeros(1, 3), torch.tensor(holes), torch.full((1,), 0.5), torch.ones(1))
+
+
+def test_an_evidence_mask_that_does_not_fit_is_refused_in_one_line(batch):
+    mask = batch.response_mask
+    for granularity in ("turn", "token"):
+        for wrong in (mask[0], mask[:1], mask[:, :1], mask.long()):
+            with pytest.raises(WorkbenchError, match="evidence_mask must be bool") as error:
+                agent_opsd.credit(batch, AgentOPSDConfig(granularity=granularity), evidence_mask=wrong)
+            assert "\n" not in str(error.value)
+
+
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(WorkbenchError, match="reshape_turns"):
         reshape_turns(torch.zeros(2, 3), torch.ones(2, 3).bool(), torch.zeros(3), torch.zeros(2))
@@ -200,8 +215,6 @@ def test_switches_of_the_ablations():
 
     check(-base["revision"][None])
     check(-raw, signal="evidence")
-    check(-base["revision"].abs()[None], signal="absolute")
-    check(base["revision"].abs()[None], signal="absolute", signed=False)
     check(base["revision"].abs()[None], signed=False)
     check(raw.abs(), signal="evidence", signed=False)
     sample = one_episode(evidence, advantage=advantage, ddof=1)["z"]
@@ -223,6 +236,7 @@ def test_decay_of_the_prior():
     [
         {"granularity": "turns"},
         {"signal": "belief"},
+        {"signal": "absolute"},
         {"lam": 1.5},
         {"band": -0.1},
         {"gamma": 1.01},
@@ -364,6 +378,15 @@ def test_evidence_as_mean_centred_or_of_chosen_tokens(batch, episodes):
     last = torch.cat([batch.turn_index[:, 1:] != batch.turn_index[:, :-1], torch.ones(7, 1).bool()], 1)
     chosen = agent_opsd.credit(batch, evidence_mask=last).turns["evidence"]
     assert chosen[3, 0] == pytest.approx(gaps[3, 0][-1])
+
+
+def test_centred_evidence_of_a_turn_of_one_token_stays_as_that_of_an_episode_of_one_turn(batch, episodes):
+    gaps = make_gaps(episodes)
+    turns = agent_opsd.credit(batch, AgentOPSDConfig(granularity="token", evidence="centred")).turns
+    for (e, k), gap in gaps.items():
+        want = gap[0] if len(gap) == 1 else 0.0
+        assert turns["evidence"][e, k] == pytest.approx(want, abs=1e-12)
+    assert len(gaps[0, 1]) == 1 and turns["revision"][0, 1].abs() > 1e-3
 
 
 def test_token_granularity_restarts_the_belief_in_every_turn(batch, episodes):

@@ -27,7 +27,7 @@ _BLOCK = 1 << 18  # cells that token granularity lays out at a time: few enough 
 _CHOICES = {
     "granularity": ("turn", "token"),
     "evidence": ("sum", "mean", "centred"),
-    "signal": ("revision", "evidence", "absolute"),
+    "signal": ("revision", "evidence"),
     "prior": ("group", "half"),
     "prior_per": ("trajectory", "turn"),
 }
@@ -39,11 +39,16 @@ class AgentOPSDConfig:
     band: float = 0.2  # b: weights lie in [1 - b, 1 + b]
     gamma: float = 0.95  # decay of earlier evidence per turn; the released scripts leave it at 1
     eps: float = 1e-4  # clips the prior to [eps, 1 - eps] and is added to the deviation in z
+    # Rows of the paper's ablation table, each this one change to the full method: "per-token accumulation" is
+    # granularity="token", "raw e_k" is signal="evidence", "|dB| only (no outcome sign)" is signed=False, and
+    # "no group-rate prior" is prior="half".
     granularity: str = "turn"  # "turn"; "token": the recursion runs over the tokens inside each turn and restarts
-    evidence: str = "sum"  # of a turn's token gaps: "sum" (paper), "mean", "centred" (sums less their episode mean)
-    signal: str = "revision"  # standardised: "revision" dB, "evidence" e_k (ablation), "absolute" |dB| (ablation)
-    signed: bool = True  # align with the outcome's sign; False: the signal's magnitude alone (ablation)
-    prior: str = "group"  # B_0: "group" success rate, or "half": .5 (ablation)
+    # Of a turn's token gaps: "sum" (paper), "mean", or "centred": sums less their episode's mean; in token granularity,
+    # gaps less their turn's mean. What is alone, an episode's one turn or a turn's one token, has no drift and stays.
+    evidence: str = "sum"
+    signal: str = "revision"  # what is standardised: "revision" dB, or "evidence" e_k itself
+    signed: bool = True  # align with the outcome's sign; False: the signal's magnitude alone
+    prior: str = "group"  # B_0: "group" success rate, or "half": .5
     prior_per: str = "trajectory"  # success rate over "trajectory", or over "turn" rows, where long ones weigh more
     decay_prior: bool = False  # let gamma decay the prior's log-odds too
     ddof: int = 0  # deviation in z: 0 population (paper), 1 sample
@@ -86,14 +91,18 @@ def reshape_turns(
     """Evidence (E,K) of turns, nats, prior (E,) and advantage (E,) or (E,K) -> tensors (E,K) by name, 0 off the mask.
 
     cumulative c_k, belief_before B_{k-1}, belief B_k (eq. 8), revision B_k - B_{k-1} (eq. 9), z of the outcome-aligned
-    revision over the episode's own turns, weight (eq. 10-12) and turn_advantage A [(1 - lam) + lam w_k]. Existing turns
-    come first in a row. Raises WorkbenchError on shapes that do not fit or a value that is not finite.
+    revision over the episode's own turns, weight (eq. 10-12) and turn_advantage A [(1 - lam) + lam w_k]. Raises
+    WorkbenchError on shapes that do not fit, a value that is not finite, or a row whose existing turns are not first.
     """
     E, K = evidence.shape
     if turn_mask.shape != (E, K) or prior.shape != (E,) or advantage.shape not in ((E,), (E, K)):
         raise WorkbenchError(
             f"reshape_turns: evidence {(E, K)} needs a mask of that shape, a prior ({E},) and an advantage ({E},) or "
             f"{(E, K)}; got {tuple(turn_mask.shape)}, {tuple(prior.shape)}, {tuple(advantage.shape)}"
+        )
+    if bool((turn_mask[:, 1:] & ~turn_mask[:, :-1]).any()):
+        raise WorkbenchError(
+            "reshape_turns: turn_mask has a hole before an existing turn; turns must be first in a row"
         )
     if not bool(torch.isfinite(evidence[turn_mask]).all()):
         raise WorkbenchError("AgentOPSD: the evidence of a turn is not finite; check teacher and student log-probs")
@@ -114,7 +123,7 @@ def reshape_turns(
     logits = torch.stack(bases, 1) + cumulative
     belief, revision = torch.sigmoid(logits), _revision(logits[:, 1:], logits[:, :-1])
 
-    signal = {"revision": revision, "evidence": evidence, "absolute": revision.abs()}[config.signal]
+    signal = {"revision": revision, "evidence": evidence}[config.signal]
     # Aligning after standardising equals eq. 10 where the advantage has one sign in a trajectory, as z(-q) = -z(q), and
     # is what the released code does where its turns differ.
     if config.signed:
@@ -152,10 +161,15 @@ def credit(batch: Batch, config: AgentOPSDConfig = AgentOPSDConfig(), evidence_m
     evidence_mask (B,T) bool: tokens whose gap counts as evidence (default all sampled tokens, reasoning included, as in
     the paper); all tokens of a turn get its advantage either way. In token granularity the turn table holds the belief
     at the turn's last token and token means of weight and turn_advantage, and no z or pivotal.
-    Raises WorkbenchError without teacher log-probs, or where a gap is not finite.
+    Raises WorkbenchError without teacher log-probs, on a gap that is not finite, or a mask that does not fit.
     """
     gap = teacher_gap(batch, "AgentOPSD")
     if evidence_mask is not None:
+        if evidence_mask.shape != gap.shape or evidence_mask.dtype != torch.bool:
+            raise WorkbenchError(
+                f"AgentOPSD: evidence_mask must be bool {tuple(gap.shape)}, got {evidence_mask.dtype} "
+                f"{tuple(evidence_mask.shape)}"
+            )
         gap = torch.where(evidence_mask, gap, 0)
     advantage = turn_advantages(batch, config.grpo)
     start = prior(batch, config)
@@ -172,7 +186,7 @@ def credit(batch: Batch, config: AgentOPSDConfig = AgentOPSDConfig(), evidence_m
         evidence = torch.where(batch.turn_mask, evidence, 0)
     table = reshape_turns(evidence, batch.turn_mask, start, advantage, config)
     table |= {"evidence": evidence, "pivotal": table["z"].abs() > 1}
-    reused = gap if gap.dtype == advantage.dtype else None
+    reused = gap if gap.dtype == advantage.dtype and gap.is_contiguous() else None
     return Credit(batch.to_tokens(table["turn_advantage"], out=reused), {name: table[name] for name in COLUMNS})
 
 
@@ -193,7 +207,7 @@ def _token_credit(batch: Batch, gap: Tensor, start: Tensor, advantage: Tensor, c
         exists = torch.arange(int(length.max()), device=gap.device) < length
         evidence = gap.new_zeros(exists.shape).masked_scatter(exists, gap[here])
         if config.evidence == "centred":
-            evidence = torch.where(exists, evidence - evidence.sum(1, keepdim=True) / length, 0)
+            evidence = torch.where(exists & (length > 1), evidence - evidence.sum(1, keepdim=True) / length, evidence)
         table = reshape_turns(evidence, exists, prior_of_turn[turns], advantage[turns], config)
         tokens[here] = table["turn_advantage"][exists]
         blocks.append(
