@@ -7,6 +7,8 @@ import golden
 import pytest
 import torch
 
+from workbench.errors import WorkbenchError
+
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "golden" / "credit_rules.json"
 
@@ -40,7 +42,7 @@ def shared():
 
 
 def test_shared_cases_pass_in_float64(shared):
-    failures, passed, _ = golden.check(shared)
+    failures, passed = golden.check(shared)
     assert not failures
     assert passed == sum(len(shared[rule]) for rule in golden.RULES) == 44
 
@@ -67,17 +69,36 @@ def test_worked_example_without_decay():
     assert golden.difference(UNDECAYED, got["advantage"], tolerance=1.5e-6) is None
 
 
-def test_a_case_that_is_wrong_fails_and_a_rule_not_known_is_skipped(tmp_path):
+def run(tmp_path, text):
     path = tmp_path / "cases.json"
+    path.write_text(text if isinstance(text, str) else json.dumps(text))
+    return subprocess.run([sys.executable, "tests/golden.py", path], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_what_is_wrong_with_a_case_fails_that_case_in_one_line_each(tmp_path):
+    good = {"rewards": [1, 0], "groups": [1, 1.0], "std": False, "eps": 0, "ddof": 1, "want": [0.5, -0.5]}
     wrong = EXAMPLE | {"want": WANT | {"z": [*WANT["z"][:-1], -0.33]}}
-    path.write_text(json.dumps({"agent_opsd": [wrong, EXAMPLE | {"want": {"z": [0.0]}}], "other": [{"want": 1}] * 3}))
-    run = subprocess.run([sys.executable, "tests/golden.py", path], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 1
-    assert "agent_opsd[0].z[7]" in run.stdout
-    assert run.stdout.splitlines()[-1] == "0 passed, 2 failed, 3 skipped"
+    cases = [
+        good | {"rewards": [10**400, 0]},
+        good | {"want": [10**400, 0]},
+        {name: value for name, value in good.items() if name != "want"},
+        {name: value for name, value in good.items() if name != "std"},
+        7,
+        good | {"rewards": [[1], [0]]},
+        good,
+    ]
+    rules = {"agent_opsd": [wrong], "grpo": cases, "other\ud800": [good, {}, None]}
+    done = run(tmp_path, rules)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1 and done.stderr == ""
+    assert lines[-1] == "1 passed, 10 failed" and len(lines) == 11
+    assert lines[0].startswith("FAILED agent_opsd[0].z[7]: want -0.33, got -0.33")
+    assert [line.split(":")[0] for line in lines[1:7]] == [f"FAILED grpo[{i}]" for i in range(6)]
+    assert "OverflowError" in lines[1] and "OverflowError" in lines[2] and "KeyError: 'std'" in lines[4]
+    assert lines[7] == "FAILED other\\ud800[0]: rule other\\ud800 is not known here"
 
 
-@pytest.mark.parametrize("text", ['{"grpo": [{"rewards"', "[]", '{"grpo": {}}', '{"grpo": [{"rewards": [1]}]}'])
+@pytest.mark.parametrize("text", ['{"grpo": [{"rewards"', "[]", "{}", '{"grpo": {}}', "[" * 100_000, "1" * 5_000])
 def test_a_torn_or_wrong_file_is_one_line(tmp_path, text, capsys):
     path = tmp_path / "torn.json"
     path.write_text(text)
@@ -86,8 +107,68 @@ def test_a_torn_or_wrong_file_is_one_line(tmp_path, text, capsys):
     assert captured.out == "" and captured.err.count("\n") == 1 and str(path) in captured.err
 
 
-def test_a_case_without_an_input_fails(tmp_path, capsys):
-    path = tmp_path / "cases.json"
-    path.write_text(json.dumps({"grpo": [{"rewards": [1, 0], "want": [1, -1]}]}))
-    assert golden.main([str(path)]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 1 failed"
+@pytest.mark.parametrize(
+    ("want", "got"),
+    [
+        ({}, {"budget": [1]}),
+        ([], [1.0]),
+        ({"budget": []}, {"budget": [1]}),
+        ({"value": 1.0}, {"budget": [1]}),
+        (True, 1.0),
+        ([False], [0.0]),
+        (None, 0.0),
+        (float("inf"), 3.0),
+        (float("inf"), float("-inf")),
+        (0.0, float("inf")),
+        (1.0, [1.0]),
+        (1.0, 1.00001),
+    ],
+)
+def test_values_that_differ(want, got):
+    assert golden.difference(want, got, "here").startswith("here")
+
+
+@pytest.mark.parametrize(
+    ("want", "got"),
+    [({}, {}), ([], []), (1, 1.0), (float("-inf"), -float("inf")), (None, None), ({"a": 1}, {"a": 1.0000001, "b": 2})],
+)
+def test_values_that_agree(want, got):
+    assert golden.difference(want, got) is None
+
+
+SHORT = {
+    "sdar": {"student": [-1.0, -2.0], "teacher": [-1.0], "mask": [1, 1], "beta": 5.0, "coef": 0.01},
+    "surrogate": {"logp": [-1.0, -2.0], "old": [-1.0, -2.0], "advantage": [1.0], "mask": [1, 1]},
+    "rlsd": {"student": [-1.0, -2.0], "teacher": [-1.0], "advantage": 1.0, "clip": 0.2, "lam": 0.5},
+    "cast": {"turn_advantages": [[1], [0, 1]], "rewards": [1.0], "groups": [0], "alpha": 0.1},
+    "gigpo_step": {"returns": [1.0], "anchors": ["hall", "hall"]},
+    "grpo": {"rewards": [1.0, 0.0], "groups": [0], "std": True, "eps": 0.0, "ddof": 0},
+    "rloo": {"rewards": [1.0], "groups": [0, 0]},
+}
+
+
+@pytest.mark.parametrize("rule", SHORT)
+def test_inputs_of_unequal_length_fail_instead_of_broadcasting(rule):
+    with pytest.raises(WorkbenchError):
+        golden.RULES[rule](SHORT[rule])
+
+
+def test_one_advantage_is_expected_of_a_sequence():
+    case = SHORT["rlsd"] | {"teacher": [-1.0, -1.0], "advantage": [1.0, 2.0]}
+    assert golden.check({"rlsd": [case | {"want": []}]})[1] == 0
+
+
+def test_labels_are_equal_as_values_of_json_are():
+    assert golden.labels([1, 1.0, "1", True, None, [0, "a"], [0.0, "a"], 1.5]).tolist() == [0, 0, 1, 2, 3, 4, 4, 5]
+
+
+def test_an_anchor_is_one_key_whatever_it_is_made_of():
+    returns, anchors = [1.0, 3.0, 5.0], ["ab", "ab", "ac"]
+    assert golden.gigpo_step({"returns": returns, "anchors": anchors}) == [-1.0, 1.0, 0.0]
+    assert golden.gigpo_step({"returns": returns, "anchors": [[0, "x"], [1, "x"], [0.0, "x"]]}) == [-2.0, 0.0, 2.0]
+
+
+def test_nothing_in_gives_nothing_out():
+    assert golden.gigpo_step({"returns": [], "anchors": []}) == []
+    assert golden.dgg({"energies": [], "window": 4, "threshold": 1.0}) == {"applied": [], "z": []}
+    assert golden.dgg({"energies": [[]], "window": 4, "threshold": 1.0}) == {"applied": [0], "z": [[]]}
