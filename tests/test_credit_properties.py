@@ -201,7 +201,7 @@ def test_switched_off_it_is_grpo_bit_for_bit(name, layout, dtype):
 def test_the_turn_table_holds_the_mean_advantage_of_every_turn(name):
     batch = fixed(layout="turn")
     credit = RULES[name](batch)
-    mean = batch.turn_sum(credit.advantages) / batch.turn_tokens.clamp(min=1)
+    mean = batch.turn_mean(credit.advantages)
     torch.testing.assert_close(credit.turns["turn_advantage"], mean, rtol=1e-12, atol=1e-12)
 
 
@@ -257,6 +257,37 @@ def test_what_lies_off_the_mask_does_not_matter(name):
     noise["turn_rewards"] = torch.where(absent, 1e30, batch.turn_rewards)
     noise["anchors"] = torch.where(absent, -1, batch.anchors)
     assert torch.equal(RULES[name](batch.with_(**noise)).advantages, RULES[name](batch).advantages)
+
+
+@every_rule
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_what_is_not_finite_off_the_mask_does_not_matter(name, bad):
+    batch = fixed()
+    names = ("old_logprobs", "teacher_logprobs")
+    noise = {n: torch.where(batch.response_mask, getattr(batch, n), bad) for n in names}
+    assert torch.equal(RULES[name](batch.with_(**noise)).advantages, RULES[name](batch).advantages)
+
+
+@every_rule
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_how_tensors_lie_in_memory_does_not_matter(name, dtype):
+    batch = as_dtype(fixed(), dtype)
+    by_column = {n: value.T.contiguous().T for n, value in batch.tensors().items() if value.dim() == 2}
+    strided = {n: value.repeat_interleave(2, -1)[..., ::2] for n, value in batch.tensors().items()}
+    assert not by_column["old_logprobs"].is_contiguous() and not strided["reward"].is_contiguous()
+    want = RULES[name](batch)
+    for other in (by_column, strided, {n: by_column[n] for n in ("old_logprobs", "teacher_logprobs")}):
+        got = RULES[name](batch.with_(**other))
+        assert torch.equal(got.advantages, want.advantages)
+        assert all(torch.equal(got.turns[column], values) for column, values in want.turns.items())
+
+
+@every_rule
+def test_integer_rewards_give_the_credit_of_equal_floats(name):
+    batch = fixed(scale=1.0)
+    batch = as_dtype(batch.with_(turn_rewards=batch.turn_rewards.round()), torch.float32)
+    whole = batch.with_(reward=batch.reward.long(), turn_rewards=batch.turn_rewards.long())
+    torch.testing.assert_close(RULES[name](whole).advantages, RULES[name](batch).advantages)
 
 
 @pytest.mark.parametrize("rule", ["rlsd", "gigpo_step", "rloo"])
