@@ -37,10 +37,10 @@ class RLSDConfig:
 
 
 def mixing(step: int, config: RLSDConfig = RLSDConfig()) -> float:
-    """lam at a training step; the released trainer numbers its first update 1. Raises WorkbenchError below step 0."""
+    """lam at a training step, of which the first is 0 here and 1 in the released trainer. Raises below step 0."""
     if step < 0:
         raise WorkbenchError(f"RLSD: a training step is at least 0, got {step}")
-    left = max(0.0, 1 - step / config.decay_steps) if config.form == "released" else 1.0
+    left = max(0.0, 1 - (step + 1) / config.decay_steps) if config.form == "released" else 1.0
     return config.lam * left
 
 
