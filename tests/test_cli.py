@@ -142,3 +142,20 @@ def test_version_and_help_of_the_installed_command():
     assert version.stdout == f"workbench {__version__}\n"
     usage = subprocess.run([*command, "run", "--help"], capture_output=True, text=True, check=True)
     assert all(word in usage.stdout for word in ("-p NAME VALUE", "--out", "--resume RUN", "--quiet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("method", "sdra", "did you mean 'sdar'"), ("steps", "0", "steps must be at least 1"), ("env", "twcc", "'twc'"),
+     ("method_options", '{"gamm": 1}', "unknown option"), ("more", '{"lora_rnk": 1}', "lora_rank")],
+)  # fmt: skip
+def test_training_that_cannot_start_leaves_no_run(tmp_path, capsys, name, value, said):
+    assert cli.main(["run", "train", "-p", name, value, "--out", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and not (tmp_path / "runs").exists()
+
+
+def test_options_of_a_replay_are_numbers_however_they_are_spelt():
+    assert cli._options(["gamma=.8", "lam=1", "signed=false", "prior=half"]) == {
+        "gamma": 0.8, "lam": 1, "signed": False, "prior": "half",
+    }  # fmt: skip

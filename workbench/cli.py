@@ -255,7 +255,10 @@ def _options(given: list[str]) -> dict[str, object]:
         try:
             options[name] = json.loads(value)
         except ValueError:
-            options[name] = value
+            try:
+                options[name] = float(value)  # .8 is no JSON
+            except ValueError:
+                options[name] = value
     return options
 
 

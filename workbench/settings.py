@@ -1,11 +1,14 @@
 """What decides a training run, and the model it names."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import nn
 
 from . import shipped, smollm2
+from .config import from_mapping
 from .envs import ENVIRONMENTS
 from .errors import WorkbenchError, unknown
 from .methods import method
@@ -86,6 +89,13 @@ class TrainConfig:
         if self.lora_rank < 0:
             raise WorkbenchError(f"lora_rank must be at least 0, got {self.lora_rank}")
         method(self.method, **self.method_options)
+
+
+def from_parameters(parameters: Mapping[str, Any]) -> TrainConfig:
+    """What the parameters of notebooks/train.ipynb configure. Raises WorkbenchError as TrainConfig does."""
+    names = {field.name for field in fields(TrainConfig)}
+    given = {name: value for name, value in parameters.items() if name in names}
+    return from_mapping(TrainConfig, given | parameters.get("more", {}))
 
 
 def load_policy(config: TrainConfig) -> Policy:

@@ -64,6 +64,10 @@ def run_notebook(
         source = shipped.notebook(notebook)
         names = declared(_read(source), source.name)
         values = resolve(names, parameters or {}, source.name)
+        if source == shipped.notebook("train"):
+            from ..settings import from_parameters
+
+            from_parameters(values)  # what would fail in its second cell is refused before there is a folder
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", source.stem).strip("-._")
         run, cwd = RunFolder.create(out, values.get("experiment") or stem or "notebook", values), Path.cwd()
         run.update_manifest(**_origin(source, values, cwd))
