@@ -1,7 +1,9 @@
 """The command line: exit codes, one-line errors, and no heavy import before it is needed."""
 
+import json
 import subprocess
 import sys
+import time
 import types
 
 import pytest
@@ -159,3 +161,21 @@ def test_options_of_a_replay_are_numbers_however_they_are_spelt():
     assert cli._options(["gamma=.8", "lam=1", "signed=false", "prior=half"]) == {
         "gamma": 0.8, "lam": 1, "signed": False, "prior": "half",
     }  # fmt: skip
+
+
+def test_a_name_with_control_characters_is_told_in_one_plain_line(tmp_path, capsys):
+    assert cli.main(["import", str(tmp_path / "e\nvil\x1b[31m"), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "\x1b" not in error and "e\\nvil\\x1b[31m" in error
+
+
+def test_a_stopped_import_leaves_nothing(tmp_path):
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    line = json.dumps({"messages": said, "reward": 1})
+    (tmp_path / "a.jsonl").write_text(f"{line}\n" * 200_000)
+    command = [sys.executable, "-m", "workbench.cli", "import", "a.jsonl", "--out", "out"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not list(tmp_path.glob(".out.*")):
+        time.sleep(0.02)
+    process.terminate()
+    assert process.wait() == 130 and [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]

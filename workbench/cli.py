@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__, shipped
-from .errors import WorkbenchError
+from .errors import WorkbenchError, printable
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -20,11 +20,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given, rest = _split(list(sys.argv[1:] if argv is None else argv))
     arguments = _parser().parse_args(rest)
+    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop is as good as Ctrl-C
     try:
         arguments.parameters = given
         return arguments.command(arguments) or 0
     except WorkbenchError as error:
-        print(f"workbench: {error}", file=sys.stderr)
+        print(f"workbench: {printable(str(error))}", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:  # `workbench runs | head`
         with contextlib.suppress(OSError):
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
 
 
 def _split(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -126,7 +129,6 @@ def _run(arguments: argparse.Namespace) -> int:
     if len(given) < len(arguments.parameters):
         twice = next(name for name, _ in arguments.parameters if [n for n, _ in arguments.parameters].count(name) > 1)
         raise WorkbenchError(f"parameter {twice} is given more than once")
-    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop is as good as Ctrl-C
     try:
         run = run_notebook(arguments.notebook, given, arguments.out, arguments.resume, progress=not arguments.quiet)
     except RunFailed as failure:
@@ -135,8 +137,6 @@ def _run(arguments: argparse.Namespace) -> int:
     except RunInterrupted as stop:
         print(stop, file=sys.stderr)
         return INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, terminate)
     print(f"run     {shown(run.path)}\nreport  {shown(run.path / 'report.html')}")
     return 0
 

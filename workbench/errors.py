@@ -14,3 +14,8 @@ def unknown(what: str, given: str, known: Iterable[str]) -> WorkbenchError:
     near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
     return WorkbenchError(f"unknown {what} {given!r}{hint} known: {', '.join(known)}")
+
+
+def printable(text: str) -> str:
+    """Text in one line without characters that a terminal might obey; names of files and columns may hold them."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
