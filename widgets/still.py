@@ -22,7 +22,7 @@ _COLUMNS = {
 
 def show(explorer: Explorer, rows: int = 12, tokens: int = 2000) -> None:
     """Display the first `rows` episodes of the list and the selected episode, at most `tokens` tokens of it."""
-    page = f'<div {MARK}="text" style="width:880px">{listed(explorer, rows)}{transcript(explorer, tokens)}</div>'
+    page = f'<div {MARK}="text" style="max-width:880px">{listed(explorer, rows)}{transcript(explorer, tokens)}</div>'
     display({"text/html": page, "text/plain": f"{explorer!r}, shown without a page"}, raw=True)
 
 
