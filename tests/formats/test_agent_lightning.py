@@ -101,6 +101,7 @@ def test_events_of_a_rollout_that_lie_apart_are_refused(events, tmp_path):
     [
         (lambda d: d.update(response="x"), "request or response is a string"),
         (lambda d: d["response"].update(choices=[]), "choices holds no message"),
+        (lambda d: d["response"]["choices"][0].update(message="x"), "choices holds no message"),
         (lambda d: d["response"]["choices"][0].update(token_ids=[1.5]), "token_ids holds 1.5"),
         (lambda d: d["response"]["choices"][0]["logprobs"].update(content=[{"token": "a"}]), "logprobs holds null"),
         (lambda d: d["request"].update(messages="x"), "messages is a string, expected a list"),
@@ -128,6 +129,15 @@ def test_a_zip_that_would_explode_is_refused(tmp_path):
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("train_trajectories.jsonl", b" " * (1 << 24))
     assert "would unpack" in _error(file)
+
+
+def test_blank_lines_of_a_zip_are_counted(tmp_path):
+    row = json.dumps({"rollout_id": "a", "reward": 1.0, "prompt": "p", "response": "r" * 70_000}).encode()
+    file = tmp_path / "train_trajectories.jsonl.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("rows", b"\n \n" + row + b"\n" * 200_000 + b"  " + row + b"\n\n" + row)
+    where = [episode.where.rpartition(":")[2] for episode in agent_lightning.read(file)]
+    assert where == ["3", "200003", "200005"]
 
 
 def test_a_torn_zip_is_one_line(tmp_path):

@@ -20,6 +20,16 @@ def test_a_zip_made_to_explode(tmp_path):
         base.open_zip(bomb)
 
 
+def test_a_zip_of_many_members_made_to_explode(tmp_path):
+    """Each member is below the size from which its own ratio counts."""
+    bomb = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        for k in range(4):
+            archive.writestr(f"{k}.jsonl", b"0" * (1 << 19))
+    with pytest.raises(WorkbenchError, match=r"bomb.zip: its members would unpack from \d+ to 2097152 bytes"):
+        base.open_zip(bomb)
+
+
 def test_a_zip_that_lies_about_its_size(tmp_path):
     """The directory says 100 bytes: no more than those are read, and the checksum does not fit."""
     path = tmp_path / "liar.zip"
@@ -118,6 +128,17 @@ def test_no_list_of_ids(values):
 def test_no_mask(values):
     with pytest.raises(WorkbenchError, match="^here: x "):
         base.mask(values, "x", "here")
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 10**30, 1e30, 1e300])
+def test_whole_numbers_that_no_table_holds(value):
+    with pytest.raises(WorkbenchError, match="^here: x is beyond 64 bits, expected"):
+        base.integer({"x": value}, "x", "here")
+
+
+@pytest.mark.parametrize("value", [2**63 - 1, -(2**63), 3.0])
+def test_whole_numbers_that_a_table_holds(value):
+    assert base.integer({"x": value}, "x", "here") == value
 
 
 def test_masks_of_numbers_and_truths():

@@ -115,6 +115,29 @@ def test_ill_typed_dumps_name_the_sample(tmp_path, change, said):
     assert said in _error(_saved(tmp_path, change))
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.zeros(1).expand(10**8), "rollout_log_probs has 100000000 values and 4 bytes, expected all"),
+        (torch.zeros(6).to_sparse(), "rollout_log_probs is a sparse, quantized, nested or meta tensor"),
+        (torch.zeros(6, device="meta"), "rollout_log_probs is a sparse, quantized, nested or meta tensor"),
+    ],
+)
+def test_tensors_that_are_no_plain_data(tmp_path, value, said):
+    assert said in _error(_saved(tmp_path, lambda data: data["samples"][0].update(rollout_log_probs=value)))
+
+
+def test_a_reward_without_data_names_the_sample(tmp_path):
+    change = {"reward": torch.zeros(1, device="meta")}
+    assert "samples[0]: reward is " in _error(_saved(tmp_path, lambda data: data["samples"][0].update(change)))
+
+
+def test_a_tensor_that_has_a_gradient_is_its_values(tmp_path):
+    values = torch.arange(6.0, requires_grad=True)
+    file = _saved(tmp_path, lambda data: data["samples"][0].update(rollout_log_probs=values))
+    assert [turn.logprobs.tolist() for turn in next(iter(slime.read(file))).turns] == [[0.0, 1.0], [4.0, 5.0]]
+
+
 def test_a_torn_dump_is_one_line(tmp_path):
     file = tmp_path / "rollout_6.pt"
     file.write_bytes(ROLLOUT.read_bytes()[:-30])

@@ -111,6 +111,25 @@ def test_links(tmp_path):
     refused(folder, "more is a link that leads out of the folder")
 
 
+def test_links_that_lead_to_nothing_are_named_in_the_notes(tmp_path):
+    shutil.copy(VERL, tmp_path)
+    (tmp_path / "gone.jsonl").symlink_to("nowhere")
+    (tmp_path / "itself").symlink_to("itself")
+    source = open_source(tmp_path)
+    assert [f.name for f in source.files] == ["4.jsonl"]
+    assert source.notes == ("passed over gone.jsonl, itself: a link that leads to nothing",)
+
+
+def test_paths_that_cannot_be_looked_at(tmp_path):
+    refused(tmp_path / ("a" * 300), "cannot be looked at (File name too long)")
+    refused("~there-is-no-such-user/x", "~there-is-no-such-user/x: cannot be looked at (")
+
+
+def test_a_file_that_begins_with_many_blanks(tmp_path):
+    (tmp_path / "4.jsonl").write_bytes(b" " * 70_000 + b"\n" * 70_000 + VERL.read_bytes())
+    assert len(list(open_source(tmp_path).episodes())) == 2
+
+
 def test_a_run_folder_is_no_source(tmp_path):
     (tmp_path / "tables").mkdir()
     (tmp_path / "config.json").write_text("{}")

@@ -74,6 +74,24 @@ def test_the_columns_are_those_of_a_recorded_run(tmp_path):
     assert own <= set(episodes.columns) and episodes["outcome"].null_count() == len(episodes)
 
 
+def test_an_episode_without_turns(tmp_path):
+    record = json.loads(next((FIXTURES / "rllm" / "episodes").iterdir()).read_text())
+    record["trajectories"] = record["trajectories"][:1]
+    record["trajectories"][0]["steps"] = []
+    (tmp_path / "episode_0.json").write_text(json.dumps(record, indent=2))
+    run = import_run(tmp_path / "episode_0.json", tmp_path / "run")
+    assert run.read("episodes")["n_turns"].to_list() == [0] and run.read("turns").height == 0
+
+
+def test_a_step_in_a_folder_name_that_no_table_holds(tmp_path):
+    folder = tmp_path / f"global_step_{2**63}_evals"
+    folder.mkdir()
+    for file in (FIXTURES / "skyrl").rglob("*.jsonl"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(WorkbenchError, match="step is over 2\\^63-1, expected"):
+        import_run(folder, tmp_path / "run")
+
+
 def test_copies_are_written_once_and_counted(tmp_path):
     facts = json.loads((import_run(FIXTURES / "verl_agent", tmp_path / "a").path / "source.json").read_text())
     assert facts["repeated_turns_left_out"] == {"identical": 1, "different": 0}

@@ -86,20 +86,37 @@ def _trajectories(path: Path) -> Iterator[SourceEpisode]:
 
 def _member_lines(handle: io.BufferedIOBase, where: str) -> Iterator[tuple[str, bytes]]:
     """(where, line) of a member's lines that are not blank; an archive that is torn inside ends in WorkbenchError."""
-    line_number = 0
+    buffered = io.BufferedReader(handle, 1 << 16)
+    line_number, blank = 0, False
     while True:
         line_number += 1
         at = f"{where}:{line_number}"
         try:
-            line = handle.readline(MAX_RECORD + 1)
+            if blank:  # an archive can hold any number of blank lines in a few bytes, so they go a block at a time
+                line_number += _skip_blank(buffered)
+                at = f"{where}:{line_number}"
+            line = buffered.readline(MAX_RECORD + 1)
         except Exception as error:  # zlib, zipfile and struct each have their own errors for torn data
             raise WorkbenchError(f"{at}: the archive is torn ({error})") from None
         if len(line) > MAX_RECORD:
             raise WorkbenchError(f"{at}: a line over {MAX_RECORD >> 20} MiB, expected one record")
         if not line:
             return
-        if not line.isspace():
+        blank = line.isspace()
+        if not blank:
             yield at, line
+
+
+def _skip_blank(handle: io.BufferedReader) -> int:
+    """Passes over the whole blank lines that come next, and says how many they were."""
+    skipped = 0
+    while block := handle.peek():
+        end = block.rfind(b"\n", 0, len(block) - len(block.lstrip())) + 1
+        skipped += block.count(b"\n", 0, end)
+        handle.read(end)
+        if end < len(block):
+            break
+    return skipped
 
 
 def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -176,7 +193,7 @@ def _turn(data: dict[str, Any], where: str) -> tuple[SourceTurn, list[dict[str, 
     if not isinstance(response, dict) or not isinstance(request, dict):
         raise WorkbenchError(f"{where}: request or response is {kind_of(response)}, expected objects of the chat form")
     choices = items(response, "choices", where)
-    if not choices or not is_record(choices[0], "message"):
+    if not choices or not is_record(choices[0], "message") or not isinstance(choices[0]["message"], dict):
         raise WorkbenchError(f"{where}: choices holds no message, expected one of the chat form")
     choice, asked = choices[0], items(request, "messages", where, [])
     last = max((i for i, m in enumerate(asked) if is_record(m, "role") and m["role"] == "assistant"), default=-1)

@@ -21,7 +21,8 @@ HEAD_BYTES = 1 << 16
 MAX_RECORD = 1 << 28  # bytes of one line or one member of an archive; a longer one is no record
 MAX_RATIO = 200  # of an archive member's size to its compressed size; JSON of tokens reaches about 30
 MAX_ARCHIVE = 1 << 36  # bytes of all members of an archive
-_RATIO_FLOOR = 1 << 20  # a member below this size may compress as well as it likes
+MAX_INTEGER = 2**63 - 1  # of a table's columns
+_RATIO_FLOOR = 1 << 20  # members that are below this size together may compress as well as they like
 _REQUIRED: Any = object()
 
 
@@ -160,13 +161,13 @@ def number(record: dict[str, Any], name: str, where: str, default: Any = _REQUIR
 
 
 def integer(record: dict[str, Any], name: str, where: str, default: Any = _REQUIRED) -> Any:
-    """A whole number of the record; 3.0 is one."""
+    """A whole number of the record, one that int64 holds; 3.0 is one."""
     value = record.get(name)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return _absent_or_wrong(value, name, where, "a whole number", default)
+    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
+        return _absent_or_wrong(value, name, where, "a whole number", default)
+    if not -MAX_INTEGER - 1 <= value <= MAX_INTEGER:
+        raise WorkbenchError(f"{where}: {name} is beyond 64 bits, expected -2^63 to 2^63-1")
+    return int(value)
 
 
 def boolean(record: dict[str, Any], name: str, where: str, default: Any = _REQUIRED) -> Any:
@@ -245,9 +246,9 @@ def open_zip(path: Path) -> zipfile.ZipFile:
         archive = zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
         raise WorkbenchError(f"{path.name}: no whole zip archive ({error})") from None
-    total = 0
+    total = packed = 0
     for member in archive.infolist():
-        total += member.file_size
+        total, packed = total + member.file_size, packed + member.compress_size
         if member.flag_bits & 1:
             archive.close()
             raise WorkbenchError(f"{path.name}: {member.filename} is encrypted, expected a plain member")
@@ -257,6 +258,12 @@ def open_zip(path: Path) -> zipfile.ZipFile:
                 f"{path.name}: {member.filename} would unpack from {member.compress_size} to {member.file_size} bytes "
                 f"({total} in all so far), expected at most {MAX_RATIO} times as much and {MAX_ARCHIVE} in all"
             )
+    if total > max(_RATIO_FLOOR, MAX_RATIO * packed):
+        archive.close()
+        raise WorkbenchError(
+            f"{path.name}: its members would unpack from {packed} to {total} bytes, expected at most {MAX_RATIO} times "
+            "as much"
+        )
     return archive
 
 

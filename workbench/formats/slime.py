@@ -138,16 +138,16 @@ def _episode(siblings: list[tuple[str, int, dict[str, Any]]], step: int, kind: s
 
 
 def _turns(sample: dict[str, Any], where: str) -> list[SourceTurn]:
-    tokens = ids(_row(sample, ("tokens",)), "tokens", where)
+    tokens = ids(_row(sample, ("tokens",), where), "tokens", where)
     names = ("response_length", "response_lengths")
     length = next((integer({n: _plain(sample[n])}, n, where) for n in names if sample.get(n) is not None), None)
     if length is None or not 0 <= length <= len(tokens):
         raise WorkbenchError(f"{where}: response_length is {length}, expected 0 to {len(tokens)}, the number of tokens")
-    trained = _row(sample, ("loss_mask", "loss_masks"))
+    trained = _row(sample, ("loss_mask", "loss_masks"), where)
     trained = np.ones(length, np.int8) if trained is None else mask(trained, "loss_mask", where)
     signals = {}
     for field, written in _SIGNALS.items():
-        values = _row(sample, written)
+        values = _row(sample, written, where)
         signals[field] = None if values is None else floats(values, written[0], where)
     turns = turns_of(tokens, len(tokens) - length, trained, signals)
     status = sample.get("status", {1: "truncated", 0: ""}.get(_plain(sample.get("truncated"))))
@@ -166,16 +166,28 @@ def _prompt(prompt: Any, where: str) -> str:
     return "\n\n".join(content_of(one, f"{where}: prompt") for one in texts)
 
 
-def _row(sample: dict[str, Any], names: tuple[str, ...]) -> Any:
-    """The first of these that is there, a tensor as an array."""
-    value = next((sample[name] for name in names if sample.get(name) is not None), None)
-    if isinstance(value, torch.Tensor):
-        return (value.float() if value.is_floating_point() else value).numpy()
-    return value
+def _row(sample: dict[str, Any], names: tuple[str, ...], where: str) -> Any:
+    """The first of these that is there, a tensor as an array. Raises WorkbenchError for one that is not plain data."""
+    name = next((name for name in names if sample.get(name) is not None), None)
+    value = None if name is None else sample[name]
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not _is_plain(value):
+        raise WorkbenchError(f"{where}: {name} is a sparse, quantized, nested or meta tensor, expected a plain one")
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():  # strides of 0 repeat what is stored
+        raise WorkbenchError(
+            f"{where}: {name} has {value.numel()} values and {value.untyped_storage().nbytes()} bytes, expected all of "
+            "them to be stored"
+        )
+    return (value.float() if value.is_floating_point() else value).numpy(force=True)
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    return value.layout == torch.strided and not (value.is_meta or value.is_quantized or value.is_nested)
 
 
 def _plain(value: Any) -> Any:
     """A tensor of one value as a number."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+    if isinstance(value, torch.Tensor) and _is_plain(value) and value.numel() == 1:
         return value.item()
     return value

@@ -42,7 +42,7 @@ def open_source(path: str | Path, formats: Mapping[str, ModuleType]) -> Source:
     Raises WorkbenchError where there is nothing, no format fits, several do, a file is a pickle, or a link in the
     folder leads out of it.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     if not path.exists():
         raise WorkbenchError(f"{path}: no such file or folder")
     if path.is_dir():
@@ -55,13 +55,24 @@ def open_source(path: str | Path, formats: Mapping[str, ModuleType]) -> Source:
     return _source(path, formats[found], [path], [])
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with ~ as a home. Raises WorkbenchError where the system cannot look at it, as at a name too long."""
+    try:
+        found = Path(path).expanduser()
+        found.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise WorkbenchError(f"{path}: cannot be looked at ({why})") from None
+    return found
+
+
 def _folder(path: Path, formats: Mapping[str, ModuleType]) -> Source:
     if (path / "config.json").is_file() and (path / "tables").is_dir():
         raise WorkbenchError(f"{path} is a run folder of this workbench already; nothing is to be imported")
     found: dict[str, list[Path]] = {}
     passed: dict[str, list[Path]] = {}
     for file in _walk(path):
-        name, why = _sniff(file, formats)
+        name, why = (None, "a link that leads to nothing") if file.is_symlink() else _sniff(file, formats)
         (found.setdefault(name, []) if name else passed.setdefault(why, [])).append(file)
     if len(found) > 1:
         parts = [f"{name} ({_names(files, path)})" for name, files in found.items()]
@@ -79,7 +90,10 @@ def _source(path: Path, reader: ModuleType, files: Sequence[Path], notes: Sequen
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Files below a folder, by the numbers in their names; hidden ones and links to what is inside are passed over."""
+    """Files below a folder, by the numbers in their names, and links that lead to nothing.
+
+    Hidden ones and links to what is inside are passed over.
+    """
     top = root.resolve()
 
     def stop(error: OSError) -> None:
@@ -87,15 +101,16 @@ def _walk(root: Path) -> Iterator[Path]:
 
     for folder, folders, names in os.walk(root, onerror=stop):
         links = [Path(folder, name) for name in (*folders, *names) if Path(folder, name).is_symlink()]
+        dangling = [link for link in links if not os.path.exists(link)]  # one that leads to itself, too
         for link in links:
-            if not link.resolve().is_relative_to(top):
+            if link not in dangling and not link.resolve().is_relative_to(top):
                 raise WorkbenchError(
                     f"{link} is a link that leads out of the folder; import what it leads to by its path"
                 )
         folders[:] = sorted((name for name in folders if not name.startswith(".")), key=_natural)
         for name in sorted(names, key=_natural):
             file = Path(folder, name)
-            if not name.startswith(".") and file not in links and file.is_file():
+            if not name.startswith(".") and (file in dangling or (file not in links and file.is_file())):
                 yield file
 
 
@@ -103,10 +118,12 @@ def _sniff(path: Path, formats: Mapping[str, ModuleType]) -> tuple[str | None, s
     """The name of the format, or None and why there is none."""
     try:
         with open(path, "rb") as handle:
-            head = handle.read(HEAD_BYTES)
+            head = handle.read(HEAD_BYTES).lstrip()
+            while len(head) < HEAD_BYTES and (more := handle.read(HEAD_BYTES - len(head))):
+                head = (head + more).lstrip()
     except OSError as error:
         raise WorkbenchError(f"{path}: cannot be read ({error.strerror})") from None
-    if not head.strip():
+    if not head:
         return None, "the file is empty"
     for name, module in formats.items():
         if module.sniff(path, head):

@@ -29,8 +29,8 @@ from ..runs.folder import FORMAT_VERSION
 from ..runs.manifest import versions
 from ..tables import TOKEN_LISTS, TURN_SCALARS
 from . import open_source
-from .base import SourceEpisode, SourceTurn
-from .source import Source
+from .base import MAX_INTEGER, SourceEpisode, SourceTurn
+from .source import Source, expanded
 
 _PART_BYTES = 1 << 26  # of ids, log-probs and text in one table file, about
 _MAX_GROUPS = 1 << 20  # numbered from 0; beyond it a group is numbered by a hash of its name
@@ -61,7 +61,7 @@ def import_run(path: str | Path, out: str | Path, progress: Callable[[str], None
     where `out` exists or the disk does not take it; nothing is left behind.
     """
     source = open_source(path)
-    out = Path(out).expanduser().resolve()
+    out = expanded(out).resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise WorkbenchError(f"{out} is there already; name a folder that is not")
     draft = out.with_name(f".{out.name}.{getpid()}")
@@ -134,6 +134,8 @@ class _Tables:
     def add(self, episode: SourceEpisode) -> None:
         if episode.step < 0:
             raise WorkbenchError(f"{episode.where}: step is {episode.step}, expected 0 or more")
+        if episode.step > MAX_INTEGER:  # taken from the name of a file or folder
+            raise WorkbenchError(f"{episode.where}: step is over 2^63-1, expected a whole number of 64 bits")
         if self._rows and self._rows[0][1].step != episode.step:
             self.flush()
         episode, size = self._once(episode)
@@ -336,7 +338,7 @@ def _text(values: Iterable[str | None]) -> pl.Series:
 
 def _pieces(values: list[Any]) -> pl.Series:
     """Lists of strings; those that are Series are put end to end and cut again, in a tenth of the time."""
-    if all(isinstance(v, pl.Series) for v in values):
+    if values and all(isinstance(v, pl.Series) for v in values):
         return _cut(pl.concat(values), [len(v) for v in values])
     try:
         return pl.Series(values, dtype=pl.List(pl.String))
