@@ -109,6 +109,7 @@ def test_a_pickle_is_not_taken_for_a_dump(tmp_path):
         (lambda d: d["samples"][0].update(rollout_log_probs=[float("nan")] * 6), "rollout_log_probs is nan at token 0"),
         (lambda d: d["samples"][0].update(reward="high"), "reward is a string, expected a number"),
         (lambda d: d["samples"][0].update(tokens=torch.ones(3, 3)), "tokens holds"),
+        (lambda d: d["samples"][0].update(truncated=[1]), "truncated is a list, expected true or false"),
     ],
 )
 def test_ill_typed_dumps_name_the_sample(tmp_path, change, said):

@@ -10,6 +10,7 @@ info. Files are loaded with weights_only, which runs no code; one that holds any
 and dicts is refused. A file is held as a whole.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -23,6 +24,7 @@ from ..errors import WorkbenchError
 from .base import (
     SourceEpisode,
     SourceTurn,
+    boolean,
     floats,
     ids,
     integer,
@@ -78,7 +80,8 @@ def _load(path: Path) -> dict[str, Any]:
     """Raises WorkbenchError where the file is torn, would unpack to too much, or holds what could run code."""
     open_zip(path).close()
     try:
-        data = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # torch's own, on kinds of tensors that it is to drop
+            data = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a file made by hand may raise anything inside of the unpickler
         why = str(error).splitlines()
         named = next((line.strip() for line in why if "GLOBAL" in line), why[0] if why else type(error).__name__)
@@ -150,7 +153,8 @@ def _turns(sample: dict[str, Any], where: str) -> list[SourceTurn]:
         values = _row(sample, written, where)
         signals[field] = None if values is None else floats(values, written[0], where)
     turns = turns_of(tokens, len(tokens) - length, trained, signals)
-    status = sample.get("status", {1: "truncated", 0: ""}.get(_plain(sample.get("truncated"))))
+    cut = boolean({"truncated": _plain(sample.get("truncated"))}, "truncated", where, None)
+    status = sample.get("status", None if cut is None else "truncated" if cut else "")
     turns[0] = replace(turns[0], observation=_prompt(sample.get("prompt"), where))
     if len(turns) == 1:
         turns[0] = replace(turns[0], response=text(sample, "response", where, ""))
