@@ -16,6 +16,7 @@ from workbench.credit import agent_opsd, grpo
 from workbench.credit.agent_opsd import saturation
 from workbench.errors import WorkbenchError
 from workbench.formats import SourceEpisode, SourceTurn, open_source
+from workbench.formats.write import import_run
 from workbench.runs.folder import RunFolder
 
 END = 2
@@ -222,6 +223,11 @@ FAULTS = {
         turn_fault(lambda t: _info(replace(t, logprobs=np.zeros_like(t.logprobs), trainer_logprobs=None),
                                    scored_logprobs=None)), None
     ),
+    "not_finite": (turn_fault(lambda t: replace(t, advantages=_at(t.advantages, [0, 3], [np.nan, np.inf]))), 2),
+    "not_finite ids": (turn_fault(lambda t: replace(t, token_ids=_at(t.token_ids, 2, -5), response="")), 1),
+    "not_finite belief": (turn_fault(lambda t: _info(t, belief=np.nan, turn_advantage=np.nan)), 2),
+    "not_finite return": (episode_fault(lambda e: _info(replace(e, reward=np.nan), **{"return": np.nan}), 1), 1),
+    "not_finite return alone": (episode_fault(lambda e: _info(e, **{"return": np.inf}), 1), 1),
     "rescore_differs": (turn_fault(lambda t: _info(t, scored_logprobs=t.logprobs - np.float32(0.2))), 1),
     "trainer_mismatch": (turn_fault(lambda t: replace(t, trainer_logprobs=t.logprobs - np.float32(0.2))), 1),
     "missing_privileged_text": (
@@ -286,6 +292,7 @@ def test_per_turn_baselines(rule):
     earned = np.where(there, rng.normal(size=(3, 4)), np.nan)
     total = np.nansum(earned, 1)
     given = PER_TURN[rule](np.where(there, total[:, None], np.nan), earned)
+    given = np.nan_to_num(given)
     for i in range(3):
         turns = [
             replace(t, reward=earned[i, k], advantages=np.full(len(t.token_ids), given[i, k] or 1e-3, np.float32))
@@ -453,6 +460,52 @@ def test_run_folder_that_cannot_be_read(tmp_path):
     run.table_files("turns")[0].write_bytes(b"PAR1 torn")
     with pytest.raises(WorkbenchError, match="step=000001.parquet cannot be read"):
         audit(run)
+
+
+def _strings(turns, heads):
+    return turns.with_columns(pl.lit("x").alias("token_ids")), heads
+
+
+def _unnumbered(turns, heads):
+    return turns.with_columns(pl.lit(None, pl.Int64).alias("turn")), heads
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_strings, "column token_ids should be a list of numbers"),
+        (_unnumbered, "a turn without a number"),
+        (lambda turns, heads: (turns, pl.concat([heads, heads.head(1)])), "holds an episode 0 twice"),
+        (lambda turns, heads: (turns, None), "step=000001.parquet, whose turns these are"),
+    ],
+)
+def test_torn_tables_are_one_line(tmp_path, change, told):
+    run = synthetic_run.write(tmp_path, n_steps=2)
+    here = pl.col("step") == 1
+    turns, heads = change(*(run.read(name).filter(here) for name in ("turns", "episodes")))
+    run.write_table("turns", 1, turns)
+    if heads is None:
+        run.table_files("episodes")[0].unlink()
+    else:
+        run.write_table("episodes", 1, heads)
+    with pytest.raises(WorkbenchError, match=told) as caught:
+        audit(run)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_imported_run_is_audited_by_the_names_of_its_source(tmp_path):
+    """Import numbers episodes anew; those of one name are the same ones all the same."""
+    path = tmp_path / "chat.jsonl"
+    said = [{"role": "user", "content": "a task"}, {"role": "assistant", "content": "a long answer " * 10}]
+    rows = [{"messages": said, "reward": 1.0, "id": name} for name in ("x", "x", "y", "x")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    raw, imported = audit(open_source(path)), audit(import_run(path, tmp_path / "run"))
+    found = [[(f.check.name, f.count) for f in report.found] for report in (raw, imported)]
+    assert found[0] == found[1] and raw["duplicate_turns"].count == 2
+    run = RunFolder.open(tmp_path / "run")
+    turns = run.read("turns")
+    run.write_table("turns", 0, pl.concat([turns[:3], turns[2:]]))
+    assert audit(run)["duplicate_turns"].count == 3, "rows of the run's own tables count as well"
 
 
 @pytest.mark.parametrize("layout", ["episode", "turn"])

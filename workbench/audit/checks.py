@@ -80,6 +80,11 @@ _ALL = (
         "log-probs of some turns",
     ),
     Check(
+        "not_finite", CORRUPTS, "values",
+        "Credit, a reward or a belief that is no finite number makes the loss none; a token id below 0 names no token.",
+        "token ids, advantages, rewards or beliefs",
+    ),
+    Check(
         "rescore_differs", WORTH_KNOWING, "turns",
         f"Recorded log-probs are over {MISMATCH} nats a token from a re-score: where the same weights gave it, context "
         "or temperature differ or values are shifted, and ratios are wrong.",

@@ -54,7 +54,7 @@ class _Group:
     named: bool
     members: dict[str, _Member] = field(default_factory=dict)
     numbers: dict[str, set[int]] = field(default_factory=dict)
-    numbered: dict[str, None] = field(default_factory=dict)  # episodes whose turns the source itself numbers
+    numbered: dict[str, Place] = field(default_factory=dict)  # episodes whose turns are numbered, and where they are
     expected: dict[str, int] = field(default_factory=dict)
     copies: dict[str, dict[int, "_Copies"]] = field(default_factory=dict)  # of episodes without numbers, by content
     held: int = 0
@@ -76,13 +76,20 @@ class Groups:
         self.open.move_to_end(key)
         name = episode.episode or f"unnamed {len(group.members)}"
         numbers = [number(t, k) for k, t in enumerate(episode.turns)]
-        if any(t.turn is not None for t in episode.turns):
+        if any(written(t) is not None for t in episode.turns):
+            self.tally.look("duplicate_turns", len(episode.turns))
             self._repeats(place, episode, group.numbers.setdefault(name, set()))
-            group.numbered[name] = None
+            group.numbered[name] = place
             if type(n := episode.info.get("n_turns")) is int:
                 group.expected[name] = n
         elif episode.episode and episode.turns:
             name = _copy(group.copies.setdefault(name, {}), place, episode)
+            if any(t.turn is not None for t in episode.turns):  # imported: numbered by the run, not by its source
+                own = f"run {place.where}"
+                self._repeats(place, episode, group.numbers.setdefault(own, set()))
+                group.numbered[own] = place
+                if type(n := episode.info.get("n_turns")) is int:
+                    group.expected[own] = n
         member = _member(place, episode, numbers)
         before = group.members.get(name)
         if before is not None:  # an episode in parts, or one that is there twice
@@ -102,10 +109,9 @@ class Groups:
             self._close(next(iter(self.open)))
 
     def _repeats(self, place: Place, episode: SourceEpisode, seen: set[int]) -> None:
-        self.tally.look("duplicate_turns", len(episode.turns))
         for index, turn in enumerate(episode.turns):
             given = written(turn)
-            k = index if given is None else given
+            k = number(turn, index) if given is None else given
             if k in seen:
                 detail = f"step {episode.step}, episode {episode.episode}, turn {k} again"
                 self.tally.hit("duplicate_turns", place.turn(turn), detail, turn=number(turn, index))
@@ -115,8 +121,8 @@ class Groups:
         group = self.open.pop(key)
         self.held -= group.held
         self.count += group.named
-        for name in group.numbered:
-            _gaps(self.tally, group.members[name].place, group.numbers[name], group.expected.get(name))
+        for name, place in group.numbered.items():
+            _gaps(self.tally, place, group.numbers[name], group.expected.get(name))
         for same in group.copies.values():
             _copied(self.tally, list(same.values()))
         members = list(group.members.values())

@@ -19,10 +19,11 @@ _FLOATS = {
     "old_logprobs": "logprobs", "teacher_logprobs": "teacher_logprobs", "trainer_logprobs": "trainer_logprobs",
     "reference_logprobs": "reference_logprobs", "advantage": "advantages",
 }  # fmt: skip
-_INFO = ("belief", "belief_before", "turn_advantage", "source_turn")
+_INFO = ("belief", "belief_before", "turn_advantage")
+_AS_WRITTEN = ("source_turn",)  # of an imported run alone; null where its source numbers no turns
 _COLUMNS = (
     "step", "episode", "turn", "observation", "action", "response", "valid", "truncated", "reward", "context_ids",
-    "continues", "token_ids", "source_mask", "scored_logprobs", *_FLOATS, *_INFO,
+    "continues", "token_ids", "source_mask", "scored_logprobs", *_FLOATS, *_INFO, *_AS_WRITTEN,
 )  # fmt: skip
 
 
@@ -30,8 +31,9 @@ def run_episodes(run: RunFolder) -> Iterator[SourceEpisode]:
     """The training episodes of a run folder, step by step; those whose turns were not recorded come without turns.
 
     info holds "link", "prior", "return", "n_turns" and "optimizer_steps" (updates applied to the step's batch). Holds
-    the episodes of one step, of which no turn, and the turns of one episode. Raises WorkbenchError where the run has no
-    table of episodes, or a table cannot be read.
+    the episodes of one step, of which no turn, and the turns of one episode. Episodes and groups of an imported run go
+    by the names that its source gave them. Raises WorkbenchError where the run has no table of episodes, a table cannot
+    be read, turns have none of episodes beside them, an episode is there twice, or a turn has no number.
     """
     if not run.table_files("episodes"):
         raise WorkbenchError(f"{run.path} holds no table of episodes, so there is nothing to audit")
@@ -40,8 +42,16 @@ def run_episodes(run: RunFolder) -> Iterator[SourceEpisode]:
     reward = "return" if origin.is_file() or run.config.get("reward", "outcome") == "return" else "outcome"
     applied = _updates(run)
     turns = {path.name: path for path in run.table_files("turns")}
-    for file in run.table_files("episodes"):
-        heads = {row["episode"]: row for row in _read(file).iter_rows(named=True)}
+    files = run.table_files("episodes")
+    if alone := sorted(turns.keys() - {file.name for file in files}):
+        raise WorkbenchError(f"{turns[alone[0]]}: the table of episodes has no {alone[0]}, whose turns these are")
+    for file in files:
+        heads: dict[int, dict[str, Any]] = {}
+        for row in _read(file).iter_rows(named=True):
+            if row["episode"] is None or row["episode"] in heads:
+                what = "without a number" if row["episode"] is None else f"{row['episode']} twice"
+                raise WorkbenchError(f"{file} holds an episode {what}; every episode is one row")
+            heads[row["episode"]] = row
         seen = set()
         for name, rows in _by_episode(turns[file.name]) if file.name in turns else ():
             if name not in heads:
@@ -123,7 +133,9 @@ def _episode(
 ) -> SourceEpisode:
     turns, context = [], np.empty(0, np.int32)
     for row in rows:
-        ids, own = _array(row.get("token_ids"), np.int32), _array(row.get("context_ids"), np.int32)
+        if row["turn"] is None:
+            raise WorkbenchError(f"turns: step {head['step']}, episode {head['episode']} has a turn without a number")
+        ids, own = _array(row, "token_ids", np.int32), _array(row, "context_ids", np.int32)
         if own is not None:
             own = np.concatenate([context, own]) if row.get("continues") else own
             context = own if ids is None else np.concatenate([own, ids])
@@ -134,14 +146,15 @@ def _episode(
                 row.get("action"),
                 token_ids=ids,
                 context_ids=own,
-                mask=_array(row.get("source_mask"), np.int8),
+                mask=_array(row, "source_mask", np.int8),
                 reward=row.get("reward"),
                 valid=row.get("valid"),
                 truncated=row.get("truncated"),
                 turn=row["turn"],
                 info={name: row[name] for name in _INFO if row.get(name) is not None}
-                | {"scored_logprobs": _array(row.get("scored_logprobs"), np.float32)},
-                **{field: _array(row.get(column), np.float32) for column, field in _FLOATS.items()},
+                | {name: row[name] for name in _AS_WRITTEN if name in row}
+                | {"scored_logprobs": _array(row, "scored_logprobs", np.float32)},
+                **{field: _array(row, column, np.float32) for column, field in _FLOATS.items()},
             )
         )
     step, episode = head["step"], head["episode"]
@@ -151,12 +164,13 @@ def _episode(
         info["n_turns"] = head.get("n_turns")
     if step in applied:
         info["optimizer_steps"] = applied[step]
-    outcome = head.get("outcome")
+    outcome, group = head.get("outcome"), head.get("source_group", head.get("group"))
+    named = str(head["source_episode"] or f"number {episode}") if "source_episode" in head else str(episode)
     return SourceEpisode(
         tuple(turns),
         step,
-        str(episode),
-        "" if head.get("group") is None else str(head["group"]),
+        named,
+        "" if group is None else str(group),
         head.get("task") or "",
         head.get(reward),
         None if outcome is None else bool(outcome),
@@ -180,8 +194,18 @@ def _updates(run: RunFolder) -> dict[int, tuple[int, int]]:
     return out
 
 
-def _array(values: Any, dtype: Any) -> np.ndarray | None:
-    return None if values is None else np.asarray(values, dtype)
+def _array(row: dict[str, Any], name: str, dtype: Any) -> np.ndarray | None:
+    """A list of a row's tokens. Raises WorkbenchError where it is none, or holds what is no number."""
+    values = row.get(name)
+    if values is None:
+        return None
+    try:
+        if isinstance(values, list):
+            return np.asarray(values, dtype)
+    except (ValueError, TypeError, OverflowError):
+        pass
+    where = f"turns: step {row['step']}, episode {row['episode']}, turn {row['turn']}"
+    raise WorkbenchError(f"{where}: column {name} should be a list of numbers, and is not")
 
 
 def _read(file: Path, start: int | None = None, columns: Sequence[str] = ("step", "episode")) -> pl.DataFrame:

@@ -84,5 +84,5 @@ def number(turn: SourceTurn, index: int) -> int:
 
 def written(turn: SourceTurn) -> int | None:
     """The number that the first source of the turn wrote; an imported run keeps it beside its own."""
-    given = turn.info.get("source_turn")
-    return given if type(given) is int else turn.turn
+    given = turn.info.get("source_turn", turn.turn)
+    return given if type(given) is int else None

@@ -1,9 +1,10 @@
 """Checks on one episode at a time: its turns, their tokens, log-probs, text and the teacher's context."""
 
+import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ def look_at_turn(tally: Tally, place: Place, turn: SourceTurn, index: int, token
     _lengths(tally, place, turn, k)
     _mask(tally, place, turn, k)
     _values(tally, place, turn, k)
+    _finite(tally, place, turn, k)
     rescored = _held(turn, "scored_logprobs")
     for name, other in (("trainer_mismatch", turn.trainer_logprobs), ("rescore_differs", rescored)):
         if _fit(turn.logprobs, other):
@@ -40,7 +42,7 @@ def look_at_turn(tally: Tally, place: Place, turn: SourceTurn, index: int, token
             if apart > MISMATCH:
                 tally.hit(name, place, f"{apart:.3f} nats apart on average over {len(other)} tokens", turn=k)
     belief = numeric(turn.info.get("belief"))
-    if belief is not None:
+    if belief is not None and math.isfinite(belief):
         tally.look("saturated_beliefs")
         if not SATURATED <= belief <= 1 - SATURATED:
             tally.hit("saturated_beliefs", place, f"belief {belief:.6g}", turn=k)
@@ -52,6 +54,10 @@ def look_at_episode(tally: Tally, place: Place, episode: SourceEpisode) -> None:
     """The checks that need the episode's turns side by side."""
     _environment(tally, place, episode.turns)
     _teacher(tally, place, episode)
+    given = {"reward": episode.reward, "return": episode.info.get("return"), "advantage": episode.advantage}
+    if given["return"] is not None and given["reward"] is not None:
+        given.pop("reward" if _odd(given["return"]) else "return")  # most often the same number under both names
+    _scalars(tally, place, given)
     said = episode.stop_reason.lower()
     last = episode.turns[-1] if episode.turns else None
     if last is not None and last.truncated is not None and (said or episode.success is not None):
@@ -163,6 +169,34 @@ def _values(tally: Tally, place: Place, turn: SourceTurn, k: int) -> None:
                 at = int(wrong.argmax())
                 detail = f"{name} is {values[at]:.6g} at token {at}"
                 tally.hit(check, place, detail, int(wrong.sum()), turn=k, span=(at, at + 1))
+
+
+def _finite(tally: Tally, place: Place, turn: SourceTurn, k: int) -> None:
+    """Values that are no finite numbers, but for log-probs, which missing_logprobs counts, and ids that are below 0."""
+    bad = {"token_ids": lambda values: values < 0, "advantages": lambda values: ~np.isfinite(values)}
+    for name, is_bad in bad.items():
+        values = getattr(turn, name)
+        if values is None or not len(values):
+            continue
+        tally.look("not_finite", len(values))
+        if (wrong := is_bad(values)).any():
+            at = int(wrong.argmax())
+            detail = f"{name} is {values[at]:.6g} at token {at}"
+            tally.hit("not_finite", place, detail, int(wrong.sum()), turn=k, span=(at, at + 1))
+    scalars = {name: turn.info.get(name) for name in ("belief", "belief_before", "turn_advantage")}
+    _scalars(tally, place, {"reward": turn.reward} | scalars, turn=k)
+
+
+def _scalars(tally: Tally, place: Place, values: Mapping[str, Any], **where: Any) -> None:
+    for name, value in values.items():
+        if numeric(value) is not None:
+            tally.look("not_finite")
+            if _odd(value):
+                tally.hit("not_finite", place, f"{name} is {value:.6g}", **where)
+
+
+def _odd(value: Any) -> bool:
+    return (given := numeric(value)) is not None and not math.isfinite(given)
 
 
 def _held(holder: SourceTurn | SourceEpisode, name: str) -> np.ndarray | None:
