@@ -67,6 +67,16 @@ def test_an_edit_wins_over_a_note_from_a_clock_that_is_ahead(book):
 # What breaks
 
 
+def test_a_note_after_which_there_is_no_time_stays_as_it_is(book):
+    note = book.add(1, 1, text="a")
+    book.path.write_text(book.path.read_text().replace(note.time, "9999-12-31T23:59:59.999998Z"))
+    held = book.path.read_bytes()
+    for change in (lambda: book.edit(note.id, text="b"), lambda: book.delete(note.id)):
+        with pytest.raises(WorkbenchError, match="no later version"):
+            change()
+    assert book.path.read_bytes() == held and [n.text for n in book.notes()] == ["a"]
+
+
 def test_a_torn_last_line_loses_only_itself(book):
     kept = book.add(1, 1, text="kept", author="ada")
     book.add(1, 2, text="torn", author="ada")
@@ -109,6 +119,7 @@ def test_a_torn_last_line_loses_only_itself(book):
         {"time": "yesterday"},
         {"time": "2025-13-01T00:00:00.000000Z"},
         {"time": None},
+        {"time": "9999-12-31T23:59:59.999999Z"},
         {"id": "../x"},
         {"version": "x"},
         {"deleted": 1},

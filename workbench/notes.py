@@ -48,6 +48,7 @@ SCHEMA = {
 }
 
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
+_END = "9999-12-31T23:59:59.999999Z"  # the last time that can be written
 _ID = re.compile(r"[0-9a-f]{32}")
 _EDITABLE = ("turn", "span", "text", "tags", "label", "author")
 
@@ -323,6 +324,8 @@ def _version(line: bytes) -> Version:
     time = row["time"]
     if not isinstance(time, str) or datetime.strptime(time, _TIME).strftime(_TIME) != time:
         raise WorkbenchError(f"time must be like 2025-03-01T10:15:00.000000Z, got {_size(time)}")
+    if time >= _END:
+        raise WorkbenchError(f"time must be before {_END}, after which no version can be written")
     if not isinstance(row["tags"], list):
         raise WorkbenchError("tags must be a list")
     note = Note(**{name: row[name] for name in SCHEMA} | {"tags": tuple(row["tags"])})
@@ -357,9 +360,15 @@ def _bytes(path: Path) -> bytes:
 
 
 def _after(time: str) -> str:
-    """Now, or just after `time` where the clock is behind it, so that a write wins over what it was made from."""
+    """Now, or just after `time` where the clock is behind it, so that a write wins over what it was made from.
+
+    Raises WorkbenchError where there is no later time.
+    """
     soonest = datetime.strptime(time, _TIME).replace(tzinfo=UTC) + timedelta(microseconds=1)
-    return max(datetime.now(UTC), soonest).strftime(_TIME)
+    after = max(datetime.now(UTC), soonest).strftime(_TIME)
+    if after >= _END:
+        raise WorkbenchError(f"the note is of {time}, and no later version of it can be written")
+    return after
 
 
 def _span(span: tuple[int, int] | None) -> tuple[int | None, int | None]:
