@@ -251,6 +251,15 @@ def test_what_a_run_cannot_answer_is_one_line(tmp_path, run, change, given, mess
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("table", "column"), [("turns", "step"), ("turns", "token_ids"), ("episodes", "outcome")])
+def test_a_table_without_a_column_is_one_line(tmp_path, table, column):
+    run, _ = train(tmp_path, "grpo")
+    for file in run.table_files(table):
+        pl.read_parquet(file, hive_partitioning=False).drop(column).write_parquet(file)
+    with pytest.raises(WorkbenchError, match=f"{table}: no column {column}, which a replay needs"):
+        compare(run, "rloo")
+
+
 def test_runs_of_text_alone_are_refused_with_the_reason(tmp_path, capsys):
     source = tmp_path / "chat.jsonl"
     said = '{"messages": [{"role": "user", "content": "go"}, {"role": "assistant", "content": "north"}], "reward": 1}'

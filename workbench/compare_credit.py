@@ -103,6 +103,8 @@ def compare(
         raise WorkbenchError(f"options {', '.join(against_options)} are of no method: name one to compare against")
     if "turns" not in run.tables:
         raise WorkbenchError(f"{run.path}: no turns are recorded in it, so there is nothing to replay")
+    for table, columns in (("turns", replay.TURN_COLUMNS), ("episodes", replay.EPISODE_COLUMNS)):
+        replay.check_columns(run.scan(table).collect_schema().names(), table, columns)
     config, parts, rewards = run.config, [], set()
     for step in _steps(run, steps):
         turns, heads = (run.scan(name).filter(pl.col("step") == step).collect() for name in ("turns", "episodes"))

@@ -102,6 +102,12 @@ def knows_outcomes(episodes: pl.DataFrame) -> bool:
     return not _with_told(episodes)["outcome"].null_count()
 
 
+def check_columns(known: Sequence[str], table: str, columns: Sequence[str]) -> None:
+    """Raise WorkbenchError where a table lacks the step or one of the columns that a replay needs."""
+    if missing := [name for name in ("step", *columns) if name not in known]:
+        raise WorkbenchError(f"{table}: no column {', '.join(missing)}, which a replay needs")
+
+
 def lacking(batch: Batch, built: Method) -> str:
     """Which signal the batch lacks that the method reads, in words, or "" where it lacks none."""
     if built.needs_teacher and batch.teacher_logprobs is None:
@@ -259,8 +265,7 @@ def _check_contexts(rows: pl.DataFrame, step: int) -> None:
 
 
 def _at(frame: pl.DataFrame, table: str, columns: Sequence[str], step: int) -> pl.DataFrame:
-    if missing := [name for name in ("step", *columns) if name not in frame.columns]:
-        raise WorkbenchError(f"{table}: no column {', '.join(missing)}, which a replay needs")
+    check_columns(frame.columns, table, columns)
     rows = frame.filter(pl.col("step") == step)
     if rows.is_empty():
         known = ", ".join(map(str, frame["step"].unique().sort().to_list())) or "none"

@@ -317,7 +317,9 @@ def transcript(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, episode: 
     style.need(turns, NEEDS, "turns", NO_BELIEF)
     data = style.pick(outcomes(turns, episodes), "turns", step=step, episode=episode).sort("turn").to_dicts()
     mean = data[0]["episode_advantage"]
-    seen, did = [style.shorten(r["observation"], 146) for r in data], [style.shorten(r["action"], 60) for r in data]
+    seen, did = (
+        [style.shorten(r.get(name), width) for r in data] for name, width in (("observation", 146), ("action", 60))
+    )
     columns = [
         ("turn", [f"{r['turn'] + 1}{' ◆' if _pivotal(r['z']) else ''}" for r in data], None),
         ("observation", seen, None),
@@ -358,7 +360,7 @@ def transcript(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, episode: 
             ),
         )
     )
-    wide = [(min(len(r["observation"] or ""), 146) / 49, min(len(r["action"] or ""), 60) / 21) for r in data]
+    wide = [(min(len(r.get("observation") or ""), 146) / 49, min(len(r.get("action") or ""), 60) / 21) for r in data]
     lines = [max(1, *map(math.ceil, w)) for w in wide]
     style.dress(
         fig,
