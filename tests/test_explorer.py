@@ -288,6 +288,7 @@ def test_link_and_selection_go_both_ways(explorer, run):
         ("{run}&step=1&episode=99", "no episode 99 here"),
         ("{run}&step=9&episode=0", "no step 9 here"),
         ("{run}&step=1&episode=0&turn=40", "so no turn 40"),
+        ("{run}&step=1&episode=0&turn=0&span=0-999", "so no span 0-999"),
     ],
 )
 def test_a_link_to_nothing_is_refused_and_the_view_stays(explorer, run, link, told):
@@ -295,6 +296,14 @@ def test_a_link_to_nothing_is_refused_and_the_view_stays(explorer, run, link, to
     with pytest.raises(WorkbenchError, match=told):
         explorer.link = link.format(run=f"run={run.path.name}")
     assert explorer.link == before
+
+
+@pytest.mark.parametrize("place", [None, 5, float("nan"), (), (1, 2, 3, 4, 5, 6, 7), {"step": 1}, b"x"])
+def test_a_selection_that_is_no_place_is_one_line(explorer, place):
+    before = explorer.link
+    with pytest.raises(WorkbenchError, match="a selection is a link or") as caught:
+        explorer.selection = place
+    assert "\n" not in str(caught.value) and explorer.link == before
 
 
 def test_bad_traits_are_refused(explorer):

@@ -91,6 +91,11 @@ class Explorer(anywidget.AnyWidget):
     def selection(self, place: str | Link | Sequence[int]) -> None:
         """Move the view: a link, or (step, episode), with a turn and a span's start and end after them or not."""
         if not isinstance(place, str | Link):
+            if not isinstance(place, Sequence) or isinstance(place, bytes) or not 1 <= len(place) <= 5:
+                raise WorkbenchError(
+                    f"a selection is a link or (step, episode, turn, start, end), the last of which may be left out; "
+                    f"got {str(place)[:80]!r}"
+                )
             place = Link(self.run.path.name, *place)
         self.link = str(place)
 
@@ -134,6 +139,12 @@ class Explorer(anywidget.AnyWidget):
         turns = pick(found, "episodes", episode=at.episode)["recorded"][0]
         if at.turn is not None and at.turn >= turns:
             raise WorkbenchError(f"step {at.step}, episode {at.episode}: {turns} turns recorded, so no turn {at.turn}")
+        if at.end is not None:
+            row = pick(self.data.turns_frame(at.step, at.episode), "turns", turn=at.turn)
+            n = row["token_ids"].list.len().fill_null(0)[0] if "token_ids" in row.columns else 0
+            if at.end > n:
+                where = f"step {at.step}, episode {at.episode}, turn {at.turn}"
+                raise WorkbenchError(f"{where}: {n} tokens recorded, so no span {at.start}-{at.end}")
         return at
 
     def _start(self) -> str:
