@@ -8,11 +8,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch
+from hypothesis import settings
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from workbench import shipped
 from workbench.policy import Policy
 from workbench.warmstart import build_tokenizer
+
+settings.register_profile("shared cores", deadline=None)  # how long an example takes says nothing there
+settings.load_profile("shared cores")
 
 SENTENCES = "take the red cup put it on table look around you see a . , : [ ] privileged skill information go"
 

@@ -37,7 +37,7 @@ def exported(tmp_path_factory):
 
 def test_the_transcript_is_there_with_its_colours(exported):
     turns, page = exported
-    shown = page[page.index(f'{MARK}="text" style="width:880px"') :]
+    shown = page[page.index(f'{MARK}="text" style="max-width:880px"') :]
     assert "Step 2, episode 3" in shown and "coloured by gap" in shown
     for row in turns.iter_rows(named=True):
         if row["action"] != HOSTILE:
@@ -50,7 +50,7 @@ def test_the_transcript_is_there_with_its_colours(exported):
 
 def test_the_list_is_there_and_the_figure_beside_it(exported):
     _, page = exported
-    rows = re.findall(r"<tr>(.*?)</tr>", page[page.index(f'{MARK}="text" style="width:880px"') :].split("</table>")[0])
+    rows = re.findall(r"<tr>(.*?)</tr>", page[page.index(f'{MARK}="text" style="max-width:880px"') :].split("</table>")[0])
     assert len(rows) == 13 and any("font-weight:bold" in row for row in rows)
     assert "Which of its turns would the rule call pivotal?" in page and 'type="application/json"' in page
 
