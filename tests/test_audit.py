@@ -272,6 +272,12 @@ def test_planted_fault(fault):
     assert name in report.text() and name in section(report)
 
 
+@pytest.mark.filterwarnings("error")
+def test_rewards_that_are_no_number_are_not_compared():
+    episodes = clean()
+    assert found([replace(episodes[0], reward=np.inf), *episodes[1:]]) == {"not_finite": 1}
+
+
 def test_every_check_has_a_planted_fault():
     assert {fault.split()[0] for fault in FAULTS} | {"per_turn_baselines"} == set(CHECKS)
 

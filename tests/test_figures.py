@@ -108,10 +108,13 @@ def test_paths_start_at_the_prior_and_end_at_prior_plus_revisions(run, chosen):
     assert colours == {style.SUCCESS}
 
 
-def test_a_transcript_needs_no_texts(run, chosen):
-    step, _, episode = chosen
-    fig = beliefs.transcript(run["turns"].drop("observation", "action"), run["episodes"], step, episode)
+def test_beliefs_need_no_texts(run, chosen):
+    step, group, episode = chosen
+    turns = run["turns"].drop("observation", "action")
+    fig = beliefs.transcript(turns, run["episodes"], step, episode)
     assert set(fig.data[0].cells.values[1]) == {""}
+    assert beliefs.paths(turns, run["episodes"], step, group).data
+    assert beliefs.turn_bars(turns, run["episodes"], step, episode).data
 
 
 def test_revision_bars_are_signed_and_pivotal_ones_flagged(run, chosen):

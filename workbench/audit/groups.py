@@ -221,7 +221,7 @@ def _gaps(tally: Tally, place: Place, numbers: set[int], expected: int | None) -
 
 
 def _compare(tally: Tally, members: Sequence[_Member]) -> None:
-    known = [m for m in members if m.reward is not None]
+    known = [m for m in members if m.reward is not None and math.isfinite(m.reward)]
     if len(known) < 2 or len(known) < len(members):
         return
     rewards = np.array([m.reward for m in known])

@@ -102,11 +102,11 @@ def hover(row: dict) -> str:
     head = f"<b>turn {row['turn'] + 1}</b> of episode {row['episode']}"
     flag = "  ◆ pivotal" if row["z"] is not None and abs(row["z"]) > 1 else ""
     return (
-        f"{head}{flag}<br>action: <b>{style.wrap(row['action'], 60, 3)}</b><br>"
+        f"{head}{flag}<br>action: <b>{style.wrap(row.get('action'), 60, 3)}</b><br>"
         f"evidence e = {style.number(row['evidence'])} nats<br>"
         f"belief {style.number(row['belief_before'], '.3f')} → {style.number(row['belief'], '.3f')}, "
         f"ΔB = {style.number(row['revision'])}, z = {style.number(row['z'], '+.2f')}<br>"
-        f"<span style='color:{style.MUTED}'>saw: {style.wrap(row['observation'], 64, 4)}</span>"
+        f"<span style='color:{style.MUTED}'>saw: {style.wrap(row.get('observation'), 64, 4)}</span>"
     )
 
 
@@ -252,7 +252,7 @@ def turn_bars(turns: pl.DataFrame, episodes: pl.DataFrame, step: int, episode: i
     style.need(turns, NEEDS, "turns", NO_BELIEF)
     data = style.pick(outcomes(turns, episodes), "turns", step=step, episode=episode).sort("turn").to_dicts()
     flags = [_pivotal(r["z"]) for r in data]
-    labels = [f"{style.shorten(r['action'], 38) or '(no action)'}  <b>{r['turn'] + 1}</b>" for r in data]
+    labels = [f"{style.shorten(r.get('action'), 38) or '(no action)'}  <b>{r['turn'] + 1}</b>" for r in data]
     fig = make_subplots(
         1,
         2,
