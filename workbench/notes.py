@@ -360,10 +360,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _after(time: str) -> str:
-    """Now, or just after `time` where the clock is behind it, so that a write wins over what it was made from.
-
-    Raises WorkbenchError where there is no later time.
-    """
+    """Now, or just after `time` where the clock is behind it, so that a write wins; raises where there is none."""
     soonest = datetime.strptime(time, _TIME).replace(tzinfo=UTC) + timedelta(microseconds=1)
     after = max(datetime.now(UTC), soonest).strftime(_TIME)
     if after >= _END:
