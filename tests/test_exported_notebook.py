@@ -50,7 +50,8 @@ def test_the_transcript_is_there_with_its_colours(exported):
 
 def test_the_list_is_there_and_the_figure_beside_it(exported):
     _, page = exported
-    rows = re.findall(r"<tr>(.*?)</tr>", page[page.index(f'{MARK}="text" style="max-width:880px"') :].split("</table>")[0])
+    table = page[page.index(f'{MARK}="text" style="max-width:880px"') :].split("</table>")[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", table)
     assert len(rows) == 13 and any("font-weight:bold" in row for row in rows)
     assert "Which of its turns would the rule call pivotal?" in page and 'type="application/json"' in page
 

@@ -37,7 +37,11 @@ def test_every_package_folder_is_listed():
 
 @pytest.mark.parametrize(
     ("extras", "locks"),
-    [((), ("base",)), (("alfworld",), ("base", "alfworld")), (("smollm2", "lora", "dev"), ("base", "alfworld", "test"))],
+    [
+        ((), ("base",)),
+        (("alfworld",), ("base", "alfworld")),
+        (("smollm2", "lora", "dev"), ("base", "alfworld", "test")),
+    ],
 )
 def test_locks_hold_what_the_project_asks_for(extras, locks):
     locked = pins(*locks)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny_model
+from tiny_models import tiny_model
 
 from workbench.errors import WorkbenchError
 from workbench.policy import Policy, microbatches

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from workbench.errors import WorkbenchError
 from workbench.runs.execute import RunFailed, run_notebook
 
 SMALL = {
@@ -35,5 +36,8 @@ def test_it_trains_records_and_resumes_to_the_same_result(tmp_path):
 @pytest.mark.slow
 def test_bad_settings_fail_in_one_clear_account(tmp_path):
     with pytest.raises(RunFailed) as error:
-        run_notebook("train", SMALL | {"more": {"learning_rate": 1.0}}, tmp_path, progress=False)
-    assert "unknown name in parameters 'learning_rate'" in str(error.value) and "resume" in str(error.value)
+        run_notebook("train", SMALL | {"skills": "no/such/folder"}, tmp_path, progress=False)
+    assert "general.md expected" in str(error.value) and "resume" in str(error.value)
+    with pytest.raises(WorkbenchError, match="unknown name in parameters 'learning_rate'"):
+        run_notebook("train", SMALL | {"more": {"learning_rate": 1.0}}, tmp_path / "none", progress=False)
+    assert not (tmp_path / "none").exists()

@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("trl", reason="TRL is not installed here; `make crosscheck` installs it")
 
-from conftest import tiny_model  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from shared_tensors import (  # noqa: E402
     Case,
@@ -18,6 +17,7 @@ from shared_tensors import (  # noqa: E402
     row_aggregation,
     value_and_gradient,
 )
+from tiny_models import tiny_model  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
 from trl.trainer.utils import split_tensor_dict  # noqa: E402
 

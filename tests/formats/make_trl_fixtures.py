@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pyarrow as pa  # noqa: E402
 import torch  # noqa: E402
-from conftest import SENTENCES, tiny_model  # noqa: E402
+from conftest import SENTENCES  # noqa: E402
 from datasets import Dataset  # noqa: E402
+from tiny_models import tiny_model  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 from workbench.warmstart import build_tokenizer  # noqa: E402
