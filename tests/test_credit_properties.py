@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_batch import (
+    SPEC,
     as_dtype,
     by_token,
     make_batch,
@@ -106,18 +107,7 @@ def build(spec, seed=0, layout="episode", scale=10.0, spread=0.7) -> Batch:
 
 
 def fixed(**options) -> Batch:
-    return build(
-        [
-            (0, 1, (3, 1, 4, 2)),
-            (0, 0, (2, 5)),
-            (0, 1, (1,)),
-            (0, 0, (4, 2, 2, 3, 1, 2)),
-            (1, 1, (2, 2, 2)),
-            (1, 1, (3, 3)),
-            (2, 0, (2, 1, 2)),
-        ],
-        **options,
-    )
+    return build(SPEC, **options)
 
 
 def without_eps(config):

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 import synthetic_run
 
-from workbench import shipped
+from workbench import shipped, summaries
 from workbench.errors import WorkbenchError
 from workbench.pages import module
 from workbench.runs.execute import run_notebook
@@ -50,10 +50,10 @@ def ask(explorer, request, **arguments):
 
 
 def test_summaries_open_no_token_column_and_no_text(data):
-    plan = data.turn_numbers().explain()
+    plan = summaries.turn_numbers(data.run).explain()
     opened = re.search(r"PROJECT (\d+)/(\d+) COLUMNS", plan)
     assert opened and int(opened[1]) <= 14 < int(opened[2])
-    names = set(data.turn_numbers().collect_schema().names())
+    names = set(summaries.turn_numbers(data.run).collect_schema().names())
     assert not names & {*TOKEN_LISTS, "token_ids", "pieces", "observation", "action", "response"}
 
 

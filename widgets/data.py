@@ -52,10 +52,6 @@ class RunData:
         """Columns of the turns table."""
         return self.run.scan("turns").collect_schema().names()
 
-    def turn_numbers(self) -> pl.LazyFrame:
-        """The turns table without text and without a token column, lazily."""
-        return self.run.scan("turns").select([c for c in (*KEY, "turn", *TURN_NUMBERS) if c in self.columns])
-
     @functools.cached_property
     def summaries(self) -> pl.DataFrame:
         """One row an episode: workbench.summaries.episodes."""

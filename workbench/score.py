@@ -126,7 +126,7 @@ def _scores(
     tokens = {
         "scored_logprobs": scored, "teacher_logprobs": teacher, "gap": gap, "gate": sdar.gate(gap), "entropy": entropy,
     }  # fmt: skip
-    columns = {name: token_lists(batch, values) for name, values in tokens.items()}
+    columns: dict[str, Any] = token_lists(batch, tokens)
     whole = recorded is not None and not recorded.null_count()
     columns["old_logprobs"] = recorded if whole else columns["scored_logprobs"]
     return columns | turn_scalars(batch, agent_opsd.credit(batch).turns)

@@ -14,6 +14,13 @@ TURN_NUMBERS = (
 PICKS = ("best", "median", "worst", "most revised")
 
 
+def turn_numbers(run: RunFolder) -> pl.LazyFrame:
+    """The turns table without text and without a token column, lazily."""
+    scan = run.scan("turns")
+    known = scan.collect_schema().names()
+    return scan.select([name for name in (*KEY, "turn", *TURN_NUMBERS) if name in known])
+
+
 def episodes(run: RunFolder) -> pl.DataFrame:
     """The episodes table in order of step, group and episode, and from the turns' numbers `recorded` (turns there are,
     0 for an episode whose turns were not kept), `path` (belief before the first turn, then after each), `revised`
@@ -21,10 +28,8 @@ def episodes(run: RunFolder) -> pl.DataFrame:
 
     Raises WorkbenchError where the run lacks the tables or one of the columns that place an episode.
     """
-    scan = run.scan("turns")
-    columns = scan.collect_schema().names()
-    has = {n for n in TURN_NUMBERS if n in columns}
-    turns = scan.select([*KEY, "turn", *sorted(has)]).sort(*KEY, "turn").collect()
+    turns = turn_numbers(run).sort(*KEY, "turn").collect()
+    has = set(turns.columns)
     floats = sorted({"belief", "belief_before", "revision"} & has)
     turns = turns.with_columns(pl.col(floats).cast(pl.Float64).fill_nan(None))
     parts = []

@@ -70,23 +70,27 @@ def turns_frame(
         "token_ids": pl.Series([t.response_ids.tolist() for _, _, t in turns], dtype=pl.List(pl.Int32)),
         "pieces": pl.Series([pieces(t.response_ids) for _, _, t in turns], dtype=pl.List(pl.String)),
     }
-    columns |= {name: token_lists(batch, tokens.get(name)) for name in TOKEN_LISTS}
+    columns |= token_lists(batch, {name: tokens.get(name) for name in TOKEN_LISTS})
     columns |= turn_scalars(batch, credit.turns)
     return pl.DataFrame(columns)
 
 
-def token_lists(batch: Batch, values: Tensor | None) -> pl.Series:
-    """Token values (B,T) as one list a turn, in order of episode and turn; nulls where there are none."""
-    turns = int(batch.turn_counts.sum())
-    if values is None:
-        return pl.Series([None] * turns, dtype=pl.List(pl.Float32))
+def token_lists(batch: Batch, values: dict[str, Tensor | None]) -> dict[str, pl.Series]:
+    """Token values (B,T) as columns of one list a turn, in order of episode and turn; nulls where there are none."""
     places, owners, sizes = batch.tokens_by_turn()
-    flat = values.reshape(-1)[places].float().cpu().numpy()
-    ends = np.cumsum(sizes.cpu().numpy())
+    sizes = sizes.cpu().numpy()
+    ends = np.cumsum(sizes)
     # A turn that a second row repeats comes again, after the row that counts.
     first = np.diff(owners.cpu().numpy(), prepend=-1) != 0
-    spans = zip(ends[first] - sizes.cpu().numpy()[first], ends[first], strict=True)
-    return pl.Series([flat[i:j].tolist() for i, j in spans], dtype=pl.List(pl.Float32))
+    spans = list(zip(ends[first] - sizes[first], ends[first], strict=True))
+
+    def column(tensor: Tensor | None) -> pl.Series:
+        if tensor is None:
+            return pl.Series([None] * len(spans), dtype=pl.List(pl.Float32))
+        flat = tensor.reshape(-1)[places].float().cpu().numpy()
+        return pl.Series([flat[i:j].tolist() for i, j in spans], dtype=pl.List(pl.Float32))
+
+    return {name: column(tensor) for name, tensor in values.items()}
 
 
 def turn_scalars(batch: Batch, table: dict[str, Tensor]) -> dict[str, pl.Series]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from ..errors import printable
 from .checks import CHECKS, CORRUPTS, WORTH_KNOWING, Check
 from .tally import Example, Tally
 
@@ -102,7 +103,7 @@ def section(report: Report) -> str:
 
 def plain(text: str, longest: int | None = _LONGEST) -> str:
     """Text in one line without control characters, which a terminal might obey, and of a bounded length."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[: longest and longest + 1])
+    shown = printable(str(text)[: longest and longest + 1])
     return shown if longest is None or len(shown) <= longest else shown[:longest] + "…"
 
 

@@ -31,8 +31,7 @@ SAME = 1e-6  # share of the largest value: what lies closer is rounding
 
 def turn_tables(batch: Batch, done: Mapping[str, Replayed]) -> dict[str, Tensor]:
     """(E,K) credit of every turn by method; 0 where there is no turn."""
-    tokens = batch.turn_tokens.clamp(min=1)
-    return {name: batch.turn_sum(each.push) / tokens for name, each in done.items()}
+    return {name: batch.turn_mean(each.push) for name, each in done.items()}
 
 
 def kinds(batch: Batch, done: Mapping[str, Replayed]) -> dict[str, str]:
