@@ -9,9 +9,10 @@ import numpy as np
 import polars as pl
 
 from ..errors import WorkbenchError
-from .folder import RunFolder, checkpoint_step, list_runs
+from .folder import RunFolder, checkpoint_step
+from .listing import list_runs
 
-__all__ = ["RESULT_MIME", "RunFolder", "checkpoint_step", "list_runs", "record_result"]
+__all__ = ["RESULT_MIME", "RunFolder", "checkpoint_step", "list_runs", "record_result", "recorded_result"]
 
 RESULT_MIME = "application/vnd.workbench.result+json"
 
@@ -27,7 +28,31 @@ def record_result(result: Mapping[str, Any]) -> None:
     record = {str(name): _plain(value, str(name)) for name, value in result.items()}
     width = max(map(len, record), default=0)
     text = "\n".join(f"{name:<{width}}  {value}" for name, value in record.items())
-    display({RESULT_MIME: record, "text/plain": text or "(an empty result record)"}, raw=True)
+    # Notebooks are stored with the names of every object sorted; lists keep their order.
+    order = {RESULT_MIME: {"order": _names(record)}}
+    display({RESULT_MIME: record, "text/plain": text or "(an empty result record)"}, metadata=order, raw=True)
+
+
+def recorded_result(output: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The result record of a notebook's output with its names in the order recorded; None where it holds none."""
+    record = output.get("data", {}).get(RESULT_MIME)
+    if record is None:
+        return None
+    try:
+        return _ordered(dict(record), output["metadata"][RESULT_MIME]["order"])
+    except (KeyError, TypeError, ValueError):  # of another version, or edited by hand
+        return dict(record)
+
+
+def _names(record: Mapping[str, Any]) -> list[Any]:
+    """[name, names of what it holds] of every name."""
+    return [[name, _names(value) if isinstance(value, dict) else []] for name, value in record.items()]
+
+
+def _ordered(record: dict[str, Any], names: list[Any]) -> dict[str, Any]:
+    first = {name: inner for name, inner in names if name in record}
+    values = {name: record[name] for name in [*first, *record]}
+    return {n: _ordered(v, first.get(n, [])) if isinstance(v, dict) else v for n, v in values.items()}
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -4,6 +4,8 @@ import contextlib
 import errno
 import json
 import os
+import threading
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,12 @@ def told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = _REASONS.get(error.errno, error.strerror or str(error))
-        raise WorkbenchError(f"{reason}: {path} was not written") from error
+        raise WorkbenchError(f"{path} was not written: {reason}") from error
 
 
 def atomic_write(path: Path, data: bytes) -> None:
     """Write a file so that readers see the old content or the new and never a part. Raises WorkbenchError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -74,3 +76,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise WorkbenchError(f"{path} must hold a JSON object, got {type(value).__name__}")
     return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file. Raises WorkbenchError where it is missing, torn or nested too deeply."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WorkbenchError(f"{path} cannot be read as TOML: {' '.join(str(error).split())}") from None

@@ -18,7 +18,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +30,8 @@ from .files import atomic_write, read_json, sync_folder, told, write_json
 
 FORMAT_VERSION = 1
 LOCK_HELD_FOR = "WORKBENCH_LOCKED_RUN"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_STAMP = "%Y%m%dT%H%M%SZ"
 _STEP = re.compile(r"step=(\d{6,})(?:\.(\d+))?")
 
 
@@ -44,14 +45,17 @@ class RunFolder:
     def create(cls, out: str | Path, experiment: str, config: Mapping[str, Any]) -> "RunFolder":
         """A new folder under `out`/`experiment`, named by the UTC time and the configuration's digest.
 
-        The folder appears at once with config.json and a manifest in it. Raises WorkbenchError on an experiment
-        name that is no plain file name, a configuration JSON cannot hold, or a disk that does not take it.
+        The folder appears at once with config.json and a manifest in it. Where the clock is behind the newest run of
+        the experiment, as after it jumped back, the run is stamped a second after that one, so that names keep the
+        order in which runs were made. Raises WorkbenchError on an experiment name that is no plain file name, a
+        configuration JSON cannot hold, or a disk that does not take it.
         """
-        if not _NAME.fullmatch(experiment):
+        if not NAME.fullmatch(experiment):
             raise WorkbenchError(f"experiment {experiment!r} must be letters, digits, '.', '_' or '-', no mark first")
-        created = datetime.now(UTC)
-        name = f"{created:%Y%m%dT%H%M%SZ}-{digest(config)}"
         parent = Path(out).resolve() / experiment
+        with told(parent):
+            created = _after_newest(parent, datetime.now(UTC))
+        name = f"{created:{_STAMP}}-{digest(config)}"
         draft = parent / f".{name}.{os.getpid()}"
         with told(parent):
             draft.mkdir(parents=True)
@@ -105,8 +109,8 @@ class RunFolder:
 
     def table_files(self, name: str) -> list[Path]:
         """The table's files in order of their step, and of their number where an import left several a step."""
-        files = [path for path in (self.path / "tables" / name).glob("*.parquet") if _step_of(path) is not None]
-        return sorted(files, key=lambda path: (_step_of(path), len(path.name), path.name))
+        files = [path for path in (self.path / "tables" / name).glob("*.parquet") if step_of(path) is not None]
+        return sorted(files, key=lambda path: (step_of(path), len(path.name), path.name))
 
     def write_table(self, name: str, step: int, frame: pl.DataFrame) -> Path:
         """Write one step of a table, whole or not at all; writing the same step again replaces it.
@@ -114,7 +118,7 @@ class RunFolder:
         A column `step` is put in front where the frame has none. Raises WorkbenchError where the frame's own step
         differs, the name is no plain file name, or the disk is full.
         """
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise WorkbenchError(f"table {name!r} must be named by letters, digits, '.', '_' or '-'")
         if step < 0:
             raise WorkbenchError(f"table {name}: step must be 0 or more, got {step}")
@@ -154,11 +158,13 @@ class RunFolder:
         return self.scan(name).collect()
 
     def truncate(self, after_step: int) -> None:
-        """Drop table files of later steps, which a resumed run will write anew, and leftovers of a killed write."""
+        """Drop table files of later steps, which a resumed run will write anew, and what killed writes left."""
         for path in (self.path / "tables").glob("*/*"):
-            step = _step_of(path)
+            step = step_of(path)
             if path.name.startswith(".") or (step is not None and step > after_step):
                 path.unlink(missing_ok=True)
+        for draft in self.checkpoint_dir.glob(".step=*"):
+            shutil.rmtree(draft, ignore_errors=True)
 
     # Checkpoints
 
@@ -194,7 +200,7 @@ class RunFolder:
         except RuntimeError as error:
             # torch.save reports a full disk as a RuntimeError of its own
             if shutil.disk_usage(self.path).free < 1 << 24:
-                raise WorkbenchError(f"the disk is full: {target} was not written") from error
+                raise WorkbenchError(f"{target} was not written: the disk is full") from error
             raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -237,14 +243,22 @@ class RunFolder:
             if not _flock(handle):
                 handle.seek(0)
                 raise WorkbenchError(f"{self.path} is being written by {handle.read().strip() or 'another process'}")
-            handle.truncate(0)
-            since = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
-            handle.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
-            handle.flush()
+            since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+            with told(self.path / "LOCK"):
+                handle.truncate(0)
+                handle.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
+                handle.flush()
             try:
                 yield
             finally:
                 handle.truncate(0)
+
+    @property
+    def writer(self) -> str:
+        """Who is writing here, such as "process 12 on host since 2026-01-01 10:00:00 UTC"; empty for nobody."""
+        with contextlib.suppress(OSError):
+            return (self.path / "LOCK").read_text(errors="replace").strip() if self.is_locked else ""
+        return ""
 
     @property
     def is_locked(self) -> bool:
@@ -263,10 +277,12 @@ class RunFolder:
         """"complete", "running", "interrupted" or "failed"."""
         if self.is_complete:
             return "complete"
-        if self.is_locked:
-            return "running"
-        status = self.manifest.get("status")
-        return "interrupted" if status in ("running", "complete") else status
+        return state_of(self.manifest.get("status"), self.is_locked)
+
+
+def state_of(status: str | None, locked: bool) -> str:
+    """The state of a run without COMPLETE, from its manifest's status and whether a live process writes to it."""
+    return "running" if locked else "failed" if status == "failed" else "interrupted"
 
 
 def checkpoint_step(path: Path) -> int:
@@ -274,26 +290,15 @@ def checkpoint_step(path: Path) -> int:
     return read_json(path / "checkpoint.json")["step"]
 
 
-def list_runs(out: str | Path) -> pl.DataFrame:
-    """One row a run under `out`, oldest first: path, experiment, notebook, digest, state, started, seconds, error.
-
-    Folders that cannot be read (another format version, a torn manifest) are listed with state "unreadable".
-    """
-    copied = ("notebook", "digest", "started", "seconds", "error")
-    rows = []
-    for config in Path(out).glob("*/*/config.json"):
-        path = config.parent
-        row = {"path": str(path), "experiment": path.parent.name, "state": "unreadable"}
-        try:
-            run = RunFolder.open(path)
-            manifest = run.manifest
-            row |= {"state": run.state} | {name: manifest.get(name) for name in copied}
-        except WorkbenchError as error:
-            row["error"] = str(error)
-        rows.append((path.name, str(path), row))
-    names = ("path", "experiment", "notebook", "digest", "state", "started", "seconds", "error")
-    schema = {name: pl.Float64 if name == "seconds" else pl.String for name in names}
-    return pl.DataFrame([row for *_, row in sorted(rows, key=lambda r: r[:2])], schema=schema)
+def _after_newest(parent: Path, now: datetime) -> datetime:
+    """The time a new run of `parent` is stamped with: now, or a second after the newest run's if that is later."""
+    stamps = [name[:16] for name in (os.listdir(parent) if parent.is_dir() else []) if name[:1].isdigit()]
+    for stamp in sorted(stamps, reverse=True):
+        if stamp <= f"{now:{_STAMP}}":
+            break
+        with contextlib.suppress(ValueError, OverflowError):
+            return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC) + timedelta(seconds=1)
+    return now
 
 
 def _claim(draft: Path, parent: Path, name: str) -> Path:
@@ -320,7 +325,8 @@ def _flock(handle: IO[str], tries: int = 5) -> bool:
     return False
 
 
-def _step_of(path: Path) -> int | None:
+def step_of(path: Path) -> int | None:
+    """The step that a table's file or a checkpoint is of, None where its name says none."""
     match = _STEP.fullmatch(path.stem)
     return int(match[1]) if match else None
 

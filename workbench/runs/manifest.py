@@ -2,16 +2,22 @@
 
     format_version, experiment, digest, notebook, notebook_path, notebook_sha256, parameters, seeds
     cwd, command, git {commit, dirty} or null, versions, device, host
+    machine      {arch, cpu, cores, environment}: with `versions` what the last bits of a number depend on
     status       "running", "complete", "failed" or "interrupted"
-    started, ended (UTC), seconds, attempts [{started, ended, status}]: more than one where the run was resumed
-    cells        [{cell, status, seconds, line}], code cells only, numbered from 1 as in the executed notebook
-    error        one line where the run failed
+    started, ended (UTC), seconds of all attempts
+    attempts     [{started, status, seconds, notebook_sha256, versions, git}]: more than one where the run was resumed;
+                 notebook_sha256 is of what that attempt executed, versions and git say what differs from the run's
+    cells        [{cell, status, seconds, line}], code cells only, numbered from 1 as in the executed notebook;
+                 line is the first of its code, of a cell that raised the one that did
+    error        one line where the run failed, or the signal that stopped it
+    traceback    the innermost frames of the failed cell, a line each
     result       what the notebook passed to `record_result`
     artifacts    [{path, bytes, sha256}]; sha256 is null above 512 MiB
 """
 
 import hashlib
 import importlib.metadata
+import os
 import platform
 import shutil
 import subprocess
@@ -20,11 +26,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
+from .. import __version__, shipped
 
 PACKAGES = ("torch", "transformers", "polars", "papermill", "plotly", "numpy")
 HASH_LIMIT = 512 * 2**20
 _NOT_ARTIFACTS = {"manifest.json", "LOCK", "COMPLETE"}
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+DECISIVE = (*THREADS, "MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "CUBLAS_WORKSPACE_CONFIG",
+            "PYTHONHASHSEED")  # fmt: skip
 
 
 def versions() -> dict[str, str | None]:
@@ -36,6 +45,16 @@ def versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     return found
+
+
+def machine() -> dict[str, Any]:
+    """Architecture, processor, cores of this process, and the environment variables that sums and their order obey.
+
+    cores: how many threads torch takes where no variable of THREADS says another number.
+    """
+    environment = {name: os.environ[name] for name in DECISIVE if name in os.environ}
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    return {"arch": platform.machine(), "cpu": _processor(), "cores": cores, "environment": environment}
 
 
 def device() -> str:
@@ -52,6 +71,13 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     if not commit:
         return None
     return {"commit": commit, "dirty": bool(_output(["git", "-C", str(folder), "status", "--porcelain"]))}
+
+
+def code_state(notebook: Path) -> dict[str, Any] | None:
+    """`git_state` of the code that a run of the notebook executes: the package's checkout, else the notebook's."""
+    checkout = Path(shipped.__file__).parent.parent
+    checkout = checkout if (checkout / "pyproject.toml").is_file() else notebook.parent
+    return None if "site-packages" in checkout.parts else git_state(checkout)
 
 
 def seeds(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +100,15 @@ def artifacts(folder: Path) -> list[dict[str, Any]]:
         digest = sha256(path) if size <= HASH_LIMIT else None
         rows.append({"path": path.relative_to(folder).as_posix(), "bytes": size, "sha256": digest})
     return rows
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
 
 
 def _output(command: list[str]) -> str:
