@@ -37,14 +37,15 @@ def test_run_hands_over_names_and_text(called, capsys):
     assert cli.main([*argv, "-p", "steps", "5", "--quiet"]) == 0
     args, options = called[0]
     assert args == ("train", {"method": "agent_opsd", "lr": "-1e-3", "note": "--quiet", "steps": "5"}, "o", None)
-    assert options == {"progress": False}
+    assert options == {"progress": False, "changed_notebook": "refuse"}
     run, report = capsys.readouterr().out.splitlines()
     assert run.startswith("run     runs/train/") and report == f"report  {run.split()[1]}/report.html"
 
 
 def test_resume_needs_no_notebook(called):
     assert cli.main(["run", "--resume", "runs/train/x"]) == 0
-    assert called == [((None, {}, "runs", "runs/train/x"), {"progress": True})]
+    options = {"progress": True, "changed_notebook": "refuse"}
+    assert called == [((None, {}, "runs", "runs/train/x"), options)]
 
 
 def test_exit_codes(monkeypatch, capsys):
@@ -158,7 +159,7 @@ def test_training_that_cannot_start_leaves_no_run(tmp_path, capsys, name, value,
 
 
 def test_options_of_a_replay_are_numbers_however_they_are_spelt():
-    assert cli._options(["gamma=.8", "lam=1", "signed=false", "prior=half"]) == {
+    assert cli.rollouts._options(["gamma=.8", "lam=1", "signed=false", "prior=half"]) == {
         "gamma": 0.8, "lam": 1, "signed": False, "prior": "half",
     }  # fmt: skip
 

@@ -1,0 +1,3 @@
+"""Exit codes of the command line."""
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
