@@ -146,6 +146,9 @@ def test_bad_input_is_refused():
     for prior, mean in ((1.2, 0), (0, -1.5), (math.nan, 0)):
         with pytest.raises(WorkbenchError, match=r"must lie in \[-1, 1\]"):
             fuse(f64(prior), f64(mean), one)
+    for rate in (-0.1, 1.5, math.nan):
+        with pytest.raises(WorkbenchError, match=r"a success rate must lie in \[0, 1\]"):
+            prior_from_rate(f64(0.5, rate))
     with pytest.raises(WorkbenchError, match="at least one rollout"):
         fuse(f64(0), f64(0), one - 1)
     with pytest.raises(WorkbenchError, match="a reward must lie"):

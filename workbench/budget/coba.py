@@ -10,9 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..errors import WorkbenchError
 
 _SAME = 1 - 1e-12  # gains this close, relative to the larger, are equal but for rounding
+_CLEAR = 1 + 1e-9  # gains this much larger than another are larger however they are rounded
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,10 @@ class CoBAConfig:
     gamma: float = 10.0  # steepness of the squashing below a failure rate of one half
     alpha_min: float = 1.0  # alpha lies in [alpha_min, kappa - alpha_min]
     window: int = 3  # steps that the failure rate is averaged over
+    lo: int = 2  # rollouts that every task gets
+    hi: int = 128  # rollouts that no task exceeds; the paper's, for steps of thousands: a small step needs a lower one
+    tau: float = 10.0  # rollouts after which a task saturates, see `allocate`
+    dynamic: bool = True  # False gives every task the same number
 
     def __post_init__(self):
         if not 0 < self.alpha_min <= self.kappa / 2 < math.inf:
@@ -29,6 +36,10 @@ class CoBAConfig:
             raise WorkbenchError(f"CoBA: gamma must be finite and above 0, got {self.gamma}")
         if self.window < 1:
             raise WorkbenchError(f"CoBA: window must be at least 1, got {self.window}")
+        if not 0 <= self.lo <= self.hi:
+            raise WorkbenchError(f"CoBA: bounds must be 0 <= lo <= hi, got {self.lo} and {self.hi}")
+        if not 0 < self.tau < math.inf:
+            raise WorkbenchError(f"CoBA: tau must be finite and above 0, got {self.tau}")
 
 
 def _rates(rates: Sequence[float], what: str) -> list[float]:
@@ -37,7 +48,7 @@ def _rates(rates: Sequence[float], what: str) -> list[float]:
         if not 0 <= p <= 1:
             raise WorkbenchError(f"CoBA: {what} {i} must be a success rate in [0, 1], got {p}")
     if not rates:
-        raise WorkbenchError(f"CoBA: no {what} was given")
+        raise WorkbenchError(f"CoBA: no {what} was given; it needs the success rate of at least one")
     return rates
 
 
@@ -78,14 +89,25 @@ def total_value(p: Sequence[float], budget: Sequence[int], alpha: float, beta: f
     return math.fsum(value(q, b, alpha, beta, tau) for q, b in zip(p, budget, strict=True))
 
 
+def _surely(first: Sequence[float], p: Sequence[float], total: int, lo: int, hi: int, tau: float) -> list[int]:
+    """Rollouts of each task whose gain is beyond doubt among the largest: in any order, all of them are served."""
+    left = total - lo * len(p)
+    if not left:
+        return [lo] * len(p)
+    q, hi = np.array(p), min(hi, lo + left)
+    gains = np.array(first)[:, None] * np.exp(-(q * (1 - q))[:, None] * np.arange(lo, hi) / tau)
+    level = np.partition(gains, gains.size - left, axis=None)[gains.size - left]
+    return (lo + (gains > level * _CLEAR).sum(1)).tolist()
+
+
 def allocate(
     p: Sequence[float], total: int, *, lo: int = 2, hi: int = 128, alpha: float, beta: float, tau: float
 ) -> list[int]:
     """Success rate of each task -> rollouts of each, `lo` to `hi`, `total` together, of the largest total value.
 
     Every rollout goes to the task that gains most by it, of equals (within 1e-12 of the gain, as rounding parts those
-    of p and 1 - p) to the first. O(total log tasks). tau, in rollouts, is how soon a task saturates: the sources give
-    none for the paper; the released code adapts it between 3 and 12.
+    of p and 1 - p) to the first. tau, in rollouts, is how soon a task saturates: the sources give none for the paper;
+    the released code adapts it between 3 and 12.
     Raises WorkbenchError where the bounds cannot hold the total, or on a rate outside [0, 1].
     """
     p = _rates(p, "task")
@@ -99,12 +121,12 @@ def allocate(
         if not 0 < number < math.inf:
             raise WorkbenchError(f"CoBA: {name} must be finite and above 0, got {number}")
 
-    budget = [lo] * len(p)
     # The gain of one more rollout is that of the first, shrunk by one factor for each that the task has.
     first = [value(q, 1, alpha, beta, tau) for q in p]
-    heap = [(-gain * math.exp(-lo * q * (1 - q) / tau), i) for i, (gain, q) in enumerate(zip(first, p, strict=True))]
+    budget = _surely(first, p, total, lo, hi, tau)
+    left = total - sum(budget)
+    heap = [(-first[i] * math.exp(-b * p[i] * (1 - p[i]) / tau), i) for i, b in enumerate(budget) if b < hi]
     heapq.heapify(heap)
-    left = total - lo * len(p)
     while left:
         bound, tied = heap[0][0] * _SAME, []
         while heap and heap[0][0] <= bound:

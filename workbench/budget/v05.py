@@ -3,8 +3,8 @@
 Formulas as quoted by public write-ups of the paper; neither its full text nor any code was available. Rewards and
 priors lie in [-1, 1], so that a reward's variance is at most 1 and the mean of k rollouts has one of at most 1/k.
 
-The weight is a plug-in estimate: with the true bias the fused baseline is never worse than either part, with the
-estimated one it is worse than the plain mean where the prior is off by about one deviation or more.
+The weight is a plug-in estimate: with the true bias and variance the fused baseline is never worse than either part,
+with the estimated ones it is worse than the plain mean where the prior is off by about one deviation or more.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import WorkbenchError
+from ..records import Batch, Credit
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class V05Config:
     first: int = 4  # rollouts that every task gets
     most: int = 16  # rollouts that no task exceeds
     cost: float = 0.0039  # of one more rollout, in squared reward; 1/256 stops at 16 whatever the prior
+    dynamic: bool = True  # False gives every task the same number, and changes the baseline alone
 
     def __post_init__(self):
         if not 1 <= self.first <= self.most:
@@ -39,7 +41,10 @@ class Fusion:
 
 
 def prior_from_rate(rate: Tensor) -> Tensor:
-    """A success rate in [0, 1] -> a prior on the scale of rewards in {-1, 1}."""
+    """Success rates in [0, 1] -> priors on the scale of rewards in {-1, 1}. Raises WorkbenchError on other rates."""
+    within = (rate >= 0) & (rate <= 1)
+    if not bool(within.all()):
+        raise WorkbenchError(f"V0.5: a success rate must lie in [0, 1], got {float(rate[~within][0])}")
     return 2 * rate - 1
 
 
@@ -81,6 +86,28 @@ def wants_more(bias2: Tensor, count: Tensor, config: V05Config = V05Config()) ->
     return (count < config.first) | ((count < config.most) & worth)
 
 
+def next_wave(
+    prior: Tensor, mean: Tensor, count: Tensor, left: int, config: V05Config = V05Config()
+) -> tuple[list[int], list[str]]:
+    """Prior, mean reward and rollouts so far of each of M tasks -> who gets one more, and (M,) why the others do not.
+
+    At most `left` tasks get one, those whose expected error drops most, of equals the first. Why: "" for those that
+    do, "most" at the most rollouts a task may have, "cost" where the drop is not worth it, "budget" where it is but
+    none were left. Raises WorkbenchError as `fuse`.
+    """
+    bias2 = fuse(prior, mean, count).bias2
+    wants = wants_more(bias2, count, config)
+    # Those below the first rollouts come before all others.
+    drop = expected_drop(bias2, count).masked_fill(count < config.first, float("inf"))
+    ranked = [i for i in drop.sort(descending=True, stable=True).indices.tolist() if wants[i]]
+    chosen = set(ranked[: max(left, 0)])
+    why = [
+        "" if i in chosen else "budget" if wants[i] else "most" if count[i] >= config.most else "cost"
+        for i in range(len(count))
+    ]
+    return sorted(chosen), why
+
+
 def advantage(rewards: Tensor, groups: Tensor, prior: Tensor) -> tuple[Tensor, Fusion]:
     """(N,) rewards in [-1, 1], group labels and priors, equal within a group -> (N,) reward less the fused baseline.
 
@@ -101,3 +128,17 @@ def advantage(rewards: Tensor, groups: Tensor, prior: Tensor) -> tuple[Tensor, F
         raise WorkbenchError("V0.5: rollouts of one group must have one prior")
     fused = fuse(of_group, zeros.index_add(0, index, rewards) / count, count)
     return rewards - fused.baseline[index], fused
+
+
+def credit(batch: Batch, config: V05Config = V05Config()) -> Credit:
+    """Every sampled token of a trajectory gets its outcome, as -1 or 1, less its group's fused baseline.
+
+    The prior of a group is `batch.prior_rate`; groups may be of any size, one included. Raises WorkbenchError where the
+    batch has no prior rates, or as `advantage`.
+    """
+    if batch.prior_rate is None:
+        raise WorkbenchError("V0.5: the batch has no prior_rate, the success rate expected of each episode's task")
+    signed = prior_from_rate(batch.outcome.to(batch.prior_rate.dtype))
+    values, _ = advantage(signed, batch.group_index, prior_from_rate(batch.prior_rate))
+    turns = torch.where(batch.turn_mask, values.to(batch.reward.dtype)[:, None], 0)
+    return Credit(batch.to_tokens(turns), {"turn_advantage": turns})

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .dear import DEARConfig
 from .opsd import OPSDConfig
 from .sdar import SDARConfig
 
@@ -15,7 +16,8 @@ class AuxLoss:
 
     loss, gradient: (student, teacher, old, entropy), each (B,T), to (B,T): the loss of each token, and its derivative
     with respect to the student's log-prob. gate: the gate of an SDAR-type loss. divergence: a loss over the whole
-    vocabulary, which takes logits in place of log-probs and has no `loss` or `gradient` per sampled token.
+    vocabulary, which takes logits in place of log-probs and has no `loss` or `gradient` per sampled token. keep: which
+    tokens a divergence is taken at, the mean being over those; None: all.
     """
 
     coef: float
@@ -23,3 +25,4 @@ class AuxLoss:
     gradient: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
     gate: SDARConfig | None = None
     divergence: OPSDConfig | None = None
+    keep: DEARConfig | None = None
