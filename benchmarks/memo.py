@@ -23,7 +23,7 @@ from workbench.errors import WorkbenchError
 def commands_of(env: AlfworldEnv, task: str, steps: int) -> list[str]:
     """The solution up to its last command, then random ones from the state it leads to."""
     rng, state = random.Random(task), env.reset(task)
-    commands = env.solution(task)[:-1][:steps]
+    commands = env.walkthrough(task)[:-1][:steps]
     for command in commands:
         state = env.step(command)
     while len(commands) < steps:

@@ -50,7 +50,7 @@ def draw(state: State, rng: random.Random) -> str:
 def play_cold(task: str, engine: AlfworldEnv, memo: MemoEnv, steps: int, seed: int) -> list[tuple[str, list[Line]]]:
     """Play both side by side; returns what the engine said, script by script."""
     rng = random.Random(f"{task}/{seed}")
-    solution = engine.solution(task)
+    solution = engine.walkthrough(task)
     said = []
     for name in ("walkthrough", "random", "random again", "walkthrough again"):
         lines: list[Line] = []

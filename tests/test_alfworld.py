@@ -155,7 +155,7 @@ def test_games_of_every_type_are_proved_and_won(env, name):
     start = env.reset(name)
     assert start.info["task"].startswith("Your task is to: ") and start.info["task"] in start.observation
     assert start.info["kind"] == name.split("/")[2] and not start.done and not start.outcome
-    solution = env.solution(name)
+    solution = env.walkthrough(name)
     assert len(solution) > 2
     for n, command in enumerate(solution):
         assert env.expert() == command
@@ -172,7 +172,7 @@ def test_text_is_the_plain_engines_and_games_are_the_same_in_any_process(env):
     """A process without our memoised parsers and with another hash seed says and builds the same, byte for byte."""
     env.reset(SMALL)
     rng, state = random.Random(4), env.restore((SMALL, 0, ()))
-    solution = env.solution(SMALL)
+    solution = env.walkthrough(SMALL)
     said, commands = [[state.observation, list(state.admissible), False]], []
     for n in range(24):
         command = solution[n // 2] if n % 2 and n // 2 < len(solution) else rng.choice([*state.admissible, "dance"])
@@ -277,7 +277,7 @@ def test_proving_one_game_leaves_another_running(env, tmp_path):
     shutil.copy(alfworld_games.proved_path(alfworld_games.parse(SMALL), env.cache), path)
     memo = memoised("generated", str(tmp_path))
     memo.reset(SMALL)
-    first = memo.step(env.solution(SMALL)[0])
+    first = memo.step(env.walkthrough(SMALL)[0])
     here = memo.snapshot()
     unproved = "generated/unseen/pick_clean_then_place_in_recep/0"
     memo.inner.fingerprint(unproved)
@@ -348,7 +348,7 @@ def test_released_games_are_listed():
 def test_a_released_game_is_won_by_its_walkthrough_and_by_the_expert():
     env = AlfworldEnv(str(DATA))
     task = next(task for split in env.splits for task in env.tasks(split) if task.kind == "look_at_obj_in_light")
-    for player in (iter(env.solution(task.id)), iter(env.expert, None)):
+    for player in (iter(env.walkthrough(task.id)), iter(env.expert, None)):
         state = env.reset(task.id)
         for command in player:
             assert not state.done

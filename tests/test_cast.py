@@ -1,5 +1,6 @@
 import math
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -193,19 +194,19 @@ def episodes():
     return make_episodes()
 
 
-def solver_of(batch, seed=0):
-    return torch.from_numpy(np.random.default_rng(seed).integers(-4, 2, batch.turn_mask.shape)).double()
+def solved(batch, seed=0):
+    values = np.random.default_rng(seed).integers(-4, 2, batch.turn_mask.shape)
+    return batch.with_(solver_advantages=torch.from_numpy(values).double())
 
 
 def test_layouts_orders_repeats_and_padding_give_the_same_credit(episodes):
-    batch = make_batch(episodes)
-    solver = solver_of(batch)
-    want = cast.credit(batch, solver)
+    batch = solved(make_batch(episodes))
+    want = cast.credit(batch)
     tokens = by_token(batch, want.advantages)
-    rows = make_batch(episodes, layout="turn")
+    rows = solved(make_batch(episodes, layout="turn"))
     order = np.random.default_rng(0).permutation(len(rows.input_ids)).tolist()
     for other in (rows, take_rows(rows, order), take_rows(rows, [*order[:6], *order, 0]), pad(batch, 6)):
-        got = cast.credit(other, solver)
+        got = cast.credit(other)
         torch.testing.assert_close(got.turns, want.turns, rtol=1e-12, atol=1e-12)
         assert by_token(other, got.advantages) == pytest.approx(tokens, abs=1e-12)
 
@@ -213,18 +214,47 @@ def test_layouts_orders_repeats_and_padding_give_the_same_credit(episodes):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("base", [{"eps": 0.0}, {}, {"std": False}, {"per": "turn"}])
 def test_alpha_zero_is_grpo_bit_for_bit(dtype, base, episodes):
-    batch = make_batch(episodes)
+    batch = solved(make_batch(episodes))
     batch = batch.with_(old_logprobs=batch.old_logprobs.to(dtype), reward=batch.reward.to(dtype))
     config = CASTConfig(alpha=0.0, grpo=GRPOConfig(**base))
-    solver = solver_of(batch)
-    got, want = cast.credit(batch, solver, config).advantages, grpo.credit(batch, config.grpo).advantages
+    got = cast.credit(batch.with_(solver_advantages=None), config).advantages
+    want = grpo.credit(batch, config.grpo).advantages
     assert got.dtype == want.dtype == dtype and torch.equal(got, want)
-    assert not torch.equal(cast.credit(batch, solver, CASTConfig(grpo=config.grpo)).advantages, want)
+    assert not torch.equal(cast.credit(batch, CASTConfig(grpo=config.grpo)).advantages, want)
+    without = cast.credit(batch.with_(solver_advantages=torch.full_like(batch.solver_advantages, math.nan)))
+    torch.testing.assert_close(without.advantages, grpo.credit(batch, GRPOConfig(eps=0.0)).advantages)
 
 
 def test_a_group_without_outcome_advantage_still_learns_from_the_solver(episodes):
-    batch = make_batch(episodes)
-    credit = cast.credit(batch, solver_of(batch))
+    batch = solved(make_batch(episodes))
+    credit = cast.credit(batch)
     assert bool((grpo.credit(batch).advantages[4:] == 0).all())
     assert bool((credit.advantages[4:] != 0).any())
     assert torch.equal(credit.advantages[4:], batch.to_tokens(credit.turns["solver_share"])[4:])
+
+
+def test_an_unsolved_episode_keeps_the_outcome_alone_and_counts_in_no_mean(episodes):
+    batch = solved(make_batch(episodes))
+    table = batch.solver_advantages.clone()
+    table[3] = math.nan
+    got = cast.credit(batch.with_(solver_advantages=table)).turns
+    outcome = grpo.credit(batch, GRPOConfig(eps=0.0)).turns["turn_advantage"]
+    torch.testing.assert_close(got["turn_advantage"][3], outcome[3])
+    assert bool((got["solver_share"][3] == 0).all())
+    # The others are credited as in a batch whose unsolved turns are not there at all.
+    there = batch.turn_mask.clone()
+    there[3] = False
+    want = combine(batch.solver_advantages, there, outcome)["turn_advantage"]
+    torch.testing.assert_close(got["turn_advantage"][there], want[there], atol=1e-12, rtol=0)
+    with pytest.raises(WorkbenchError, match="no solver advantages"):
+        cast.credit(make_batch(episodes))
+
+
+def test_a_part_of_an_episode_is_not_credited_as_if_it_were_all(episodes):
+    worth = [[1.0, 0.0, -2.0, 1.0], [1.0, None]]
+    two = [
+        replace(e, turns=[replace(t, solver_advantage=v) for t, v in zip(e.turns, values, strict=True)])
+        for e, values in zip(episodes[:2], worth, strict=True)
+    ]
+    table = cast.solver_advantages(two)
+    assert table[0].tolist() == worth[0] and table[1].isnan().tolist() == [True, True, False, False]

@@ -1,9 +1,10 @@
+import math
 import multiprocessing
 import random
 
 import pytest
 
-from workbench.envs.base import Env, State, Task
+from workbench.envs.base import Env, Solution, SolvedEnv, State, Task, Unsolved, step_advantage
 from workbench.envs.memo import GameTable, MemoEnv, Transitions
 from workbench.errors import WorkbenchError
 
@@ -270,3 +271,49 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert play(fresh(Corridor, tmp_path), WALK) == play(Corridor(), WALK)
     assert play(fresh(unused, tmp_path), WALK) == play(Corridor(), WALK)
+
+
+class SolvedCorridor(Corridor):
+    """Four steps to the right win; whoever looked back is lost, and in the second cell the solver gives up."""
+
+    asked = 0
+
+    def solution(self):
+        SolvedCorridor.asked += 1
+        if self.at == 1:
+            raise Unsolved("the second cell")
+        return (
+            Solution(math.inf) if self.at == 0 and self.count else Solution(4.0 - self.at, ("right",)[self.at == 4 :])
+        )
+
+    def solver_advantage(self, before, after, state):
+        return step_advantage(before, after)
+
+    def snapshot(self):
+        return unused()  # the memo never asks
+
+    restore = snapshot
+
+
+def test_solutions_are_kept_and_what_is_unsolved_is_asked_again(tmp_path):
+    wanted = {(): Solution(4.0, ("right",)), ("left",): Solution(math.inf), ("right",) * 4: Solution(0.0)}
+    for make in (SolvedCorridor, unused):
+        memo = fresh(make, tmp_path)
+        for actions, solution in wanted.items():
+            play(memo, actions)
+            assert memo.solution() == solution
+    assert SolvedCorridor.asked == 3
+    memo = fresh(SolvedCorridor, tmp_path)
+    assert isinstance(memo, SolvedEnv) and memo.solver_advantage(Solution(4.0), Solution(math.inf), None) == -4
+    play(memo, ["right"])
+    for n in (4, 5):
+        with pytest.raises(Unsolved, match="the second cell"):
+            memo.solution()
+        assert SolvedCorridor.asked == n
+
+
+def test_an_environment_without_a_solver_is_one_line():
+    memo = MemoEnv(Corridor)
+    play(memo, ["right"])
+    with pytest.raises(WorkbenchError, match="^Corridor has no solver$"):
+        memo.solution()

@@ -4,15 +4,21 @@ The paper's text was not read; the formulas are those of the released code and i
 rllm/trainer/verl/oracle_advantage_mapping.py). alpha is .1 as in its launch scripts; the mapping's own default is .3.
 
 A solver advantage is Q - V + 1 at a cost of 1 an action: actions to the goal before the turn, less those after it.
+
+Over a limit the released solvers fall back on searches that are not exact, or a value network. Here an episode of which
+a state is unsolved keeps the outcome's advantage alone, in every turn, and its turns do not count in the batch's root
+mean square. It stays in its group, as leaving it out would shift the mean that the others are compared with.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..errors import WorkbenchError
-from ..records import Batch, Credit
+from ..records import Batch, Credit, Episode
+from . import grpo
 from .grpo import GRPOConfig, group_advantage, turn_advantages
 
 FLOOR = 1e-6  # a group whose rewards deviate by less has no outcome advantage
@@ -110,14 +116,33 @@ def combine(solver: Tensor, turn_mask: Tensor, outcome: Tensor, config: CASTConf
     return {"solver_share": share, "turn_advantage": torch.where(turn_mask, outcome + share, 0), "rms": rms}
 
 
-def credit(batch: Batch, solver: Tensor, config: CASTConfig = CASTConfig()) -> Credit:
+def solver_advantages(episodes: Sequence[Episode]) -> Tensor:
+    """(E,K) float64 solver advantages of the episodes' turns, 0 where there is no turn.
+
+    NaN in every turn of an episode of which one has none: a part of an episode is not credited as if it were all.
+    """
+    table = torch.zeros(len(episodes), max(len(e.turns) for e in episodes), dtype=torch.float64)
+    for e, episode in enumerate(episodes):
+        values = [turn.solver_advantage for turn in episode.turns]
+        known = all(value is not None for value in values)
+        table[e, : len(values)] = torch.tensor(values if known else torch.nan, dtype=torch.float64)
+    return table
+
+
+def credit(batch: Batch, config: CASTConfig = CASTConfig()) -> Credit:
     """Every sampled token of a turn gets the outcome's advantage plus the turn's share of the solver's.
 
-    solver (E,K): solver advantages of the batch's turns, whatever lies off its turn mask. Turn boundaries are the
-    batch's, never guessed from values. Raises WorkbenchError as `normalise`.
+    Reads `batch.solver_advantages`; a turn where it is NaN keeps the outcome's advantage and counts in no mean. Turn
+    boundaries are the batch's, never guessed from values. At alpha 0 it is `grpo.credit` with the same configuration,
+    and no solver is needed. Raises WorkbenchError where the batch has no solver advantages, and as `normalise`.
     """
+    if config.alpha == 0:
+        return grpo.credit(batch, config.grpo)
+    solver = batch.solver_advantages
+    if solver is None:
+        raise WorkbenchError("CAST: the batch has no solver advantages; they are recorded while an episode is played")
     centred = turn_advantages(batch, replace(config.grpo, std=False))
     outcome = _floored(turn_advantages(batch, config.grpo), centred)
-    turns = combine(solver, batch.turn_mask, outcome, config)
-    turns = {name: turns[name] for name in ("solver_share", "turn_advantage")}
-    return Credit(batch.to_tokens(turns["turn_advantage"]), turns)
+    share = combine(solver, batch.turn_mask & ~solver.isnan(), outcome, config)["solver_share"]
+    advantage = torch.where(batch.turn_mask, outcome + share, 0)
+    return Credit(batch.to_tokens(advantage), {"solver_share": share, "turn_advantage": advantage})

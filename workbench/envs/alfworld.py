@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import WorkbenchError, unknown
+from ..solvers.alfworld import solve
 from . import alfworld_games as games
 from .alfworld_engine import Engine, Reply, borrow, give_back, versions
 from .alfworld_expert import goal_of, next_command
-from .base import State, Task
+from .base import Solution, State, Task, Unsolved, step_advantage
 from .memo import MemoEnv, Transitions
 
 RELEASE = "json_2.1.1"
@@ -113,13 +114,32 @@ class AlfworldEnv:
         command = goal and next_command(goal, self._engine.facts(), self._engine.names())
         return command if command in state.admissible and not state.done else None
 
+    def solution(self) -> Solution:
+        """The fewest commands to the goal from here, by `solvers.alfworld`: exact, and no planner's length.
+
+        Raises Unsolved over the search's limit, and for a goal that is not of the six kinds.
+        """
+        if self._running().done:
+            return Solution(0.0)
+        goal = goal_of(self._game["pddl_problem"])
+        if goal is None:
+            raise Unsolved(f"task {self._task}: its goal is none of ALFWorld's six kinds")
+        try:
+            return solve(goal, self._engine.facts(), self._engine.names())
+        except Unsolved as error:
+            raise Unsolved(f"task {self._task}: {error}") from None
+
+    def solver_advantage(self, before: Solution, after: Solution, state: State) -> float:
+        """`step_advantage`: no command of ALFWorld is random, and none leads where the goal is out of reach."""
+        return step_advantage(before, after)
+
     def close(self) -> None:
         """Give the engine back for other games of this process; `reset` takes one again."""
         if self._engine:
             self._give_back()
         self._engine, self._state = None, None
 
-    def solution(self, task_id: str) -> list[str]:
+    def walkthrough(self, task_id: str) -> list[str]:
         """A winning sequence of commands: the game file's walkthrough, which for generated games is their proof."""
         return list(self._load(task_id).get("walkthrough") or ())
 

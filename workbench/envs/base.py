@@ -1,8 +1,11 @@
 """The protocol every text environment keeps, and a batch of live games behind it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
+
+from ..errors import WorkbenchError
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,87 @@ class Env(Protocol):
     def restore(self, snapshot: Any) -> State: ...
     def expert(self) -> str | None: ...
     def close(self) -> None: ...
+
+
+def replay(env: Env, task_id: str, seed: int, actions: Sequence[str]) -> State:
+    """The state that a game's commands lead to, played from its start."""
+    state = env.reset(task_id, seed)
+    for action in actions:
+        state = env.step(action)
+    return state
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What an exact solver says of a state.
+
+    distance: fewest actions to a win, inf where the solver has no way left. actions: the commands that begin a shortest
+    way; none where the game is won or lost.
+    """
+
+    distance: float
+    actions: tuple[str, ...] = ()
+
+    @property
+    def dead(self) -> bool:
+        """Whether the distance is inf."""
+        return math.isinf(self.distance)
+
+    @property
+    def lost(self) -> bool:
+        """Whether no play can win: the distance is inf and nothing is left to try. A state of Minesweeper whose best
+        guess dies is dead and not lost, for another guess may live."""
+        return self.dead and not self.actions
+
+
+class Unsolved(WorkbenchError):
+    """A solver ran over its limit: the state has no known value and is left out by name, never guessed."""
+
+
+@runtime_checkable
+class SolvedEnv(Env, Protocol):
+    """An environment whose states an exact solver can value.
+
+    `solution()` is of the live state and raises Unsolved over the solver's limit. `solver_advantage()` is a turn's
+    value for CAST: `before` and `after` are the solutions around it, `state` is what the step returned.
+    """
+
+    def solution(self) -> Solution: ...
+    def solver_advantage(self, before: Solution, after: Solution, state: State) -> float: ...
+
+
+def step_advantage(before: Solution, after: Solution) -> float:
+    """The solver advantage of a turn in a deterministic game: 1 for progress, 0 for a wasted action.
+
+    Entering a deadlock costs the whole distance before it; within one every turn is worth 0 (CAST, arXiv 2607.25308).
+    """
+    if before.dead:
+        return 0.0
+    return -before.distance if after.dead else before.distance - after.distance
+
+
+class SolverAlong:
+    """An exact solver along one episode: asked about the state where it begins and after every turn, until one is over
+    the solver's limit. solution: of the state it was asked about last, None from then on; why: that it is None."""
+
+    def __init__(self, env: SolvedEnv):
+        self.env, self.why = env, ""
+        self.solution = self._ask()
+
+    def turn(self, state: State) -> tuple[Solution, Solution, float] | None:
+        """The solutions before and after the turn that led to `state`, and its solver advantage."""
+        before, self.solution = self.solution, self._ask()
+        if before is None or self.solution is None:
+            return None
+        return before, self.solution, self.env.solver_advantage(before, self.solution, state)
+
+    def _ask(self) -> Solution | None:
+        if not self.why:
+            try:
+                return self.env.solution()
+            except Unsolved as error:
+                self.why = str(error)
+        return None
 
 
 class EnvBatch:

@@ -6,6 +6,7 @@ repeated byte for byte. Transitions live in memory and, given a folder, in one a
 
 import fcntl
 import json
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,9 +17,9 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from ..errors import WorkbenchError
-from .base import Env, State, Task
+from .base import Env, Solution, SolvedEnv, State, Task, replay
 
-FORMAT = 1  # part of every table's name: to be raised when records change
+FORMAT = 2  # part of every table's name: to be raised when records change
 ROOT = ""
 Snapshot = tuple[str, int, tuple[str, ...]]
 
@@ -54,6 +55,7 @@ class GameTable:
         self.nodes: dict[str, Node] = {}
         self.edges: dict[tuple[str, str], Edge] = {}
         self.experts: dict[str, str | None] = {}
+        self.solutions: dict[str, Solution] = {}
         self._shared: dict[Any, Any] = {}
         self._read = 0
 
@@ -83,6 +85,16 @@ class GameTable:
 
     def add_expert(self, node: str, command: str | None) -> None:
         self._append([{"n": node, "x": command}])
+
+    def solution(self, node: str) -> Solution | None:
+        """What the solver said of this state, if it was asked before."""
+        if node not in self.solutions:
+            self._refresh()
+        return self.solutions.get(node)
+
+    def add_solution(self, node: str, solution: Solution) -> None:
+        distance = None if solution.dead else solution.distance
+        self._append([{"n": node, "g": distance, "a": solution.actions}])
 
     def _append(self, records: list[dict[str, Any]]) -> None:
         lines = [json.dumps(record, separators=(",", ":")) for record in records]
@@ -141,6 +153,9 @@ class GameTable:
             self.edges[source, action] = Edge(target, text, record["r"], record["v"], info)
         elif "x" in record:
             self.experts[record["n"]] = record["x"]
+        elif "g" in record:
+            distance = math.inf if record["g"] is None else record["g"]
+            self.solutions[record["n"]] = Solution(distance, tuple(record["a"]))
         else:
             admissible = tuple(share(command, command) for command in record["a"])
             self.nodes[record["n"]] = Node(share(admissible, admissible), record["d"], record["o"])
@@ -187,8 +202,8 @@ class MemoEnv:
     identity(env): a digest that two states of a game share only if every later answer is the same, or None where that
     cannot be told. By default a state is the sequence of actions that led to it, which is always right; an identity
     lets different sequences meet.
-    `expert` must be a function of the state, as `step` is, and `info` plain JSON. `played`: how many actions the
-    engine has had to play. Raises what the environment raises.
+    `expert` and `solution` must be functions of the state, as `step` is, and `info` plain JSON. `played`: how many
+    actions the engine has had to play. Raises what the environment raises; what it raised is not kept.
     """
 
     def __init__(
@@ -249,11 +264,7 @@ class MemoEnv:
 
     def restore(self, snapshot: Snapshot) -> State:
         """Walk a snapshot's actions through the memo: at once where they were played before."""
-        task_id, seed, actions = snapshot
-        state = self.reset(task_id, seed)
-        for action in actions:
-            state = self.step(action)
-        return state
+        return replay(self, *snapshot)
 
     def expert(self) -> str | None:
         table, node = self._running(), self._path[-1]
@@ -263,6 +274,25 @@ class MemoEnv:
             known = (self.inner.expert(),)
             table.add_expert(node, known[0])
         return known[0]
+
+    def solution(self) -> Solution:
+        """The environment's solution. Raises WorkbenchError where it has no solver."""
+        table, node = self._running(), self._path[-1]
+        known = table.solution(node)
+        if known is None:
+            solver = self._solver()
+            self._bring_engine_here()
+            known = solver.solution()
+            table.add_solution(node, known)
+        return known
+
+    def solver_advantage(self, before: Solution, after: Solution, state: State) -> float:
+        return self._solver().solver_advantage(before, after, state)
+
+    def _solver(self) -> SolvedEnv:
+        if not isinstance(self.inner, SolvedEnv):
+            raise WorkbenchError(f"{type(self.inner).__name__} has no solver")
+        return self.inner
 
     def close(self) -> None:
         if self._inner is not None:

@@ -11,14 +11,15 @@ import re
 import shutil
 import zipfile
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from ..errors import WorkbenchError, unknown
-from .base import State, Task
+from ..solvers.put_away import Thing, fewest
+from .base import Solution, State, Task, Unsolved, replay, step_advantage
 
 DEFAULT_PARAMS = {
     "twc": "numLocations=1,numItemsToPutAway=2,includeDoors=0,limitInventorySize=0",
@@ -33,6 +34,7 @@ DEFAULT_PARAMS = {
 }
 FOLDS = {"train": "train", "heldout": "train", "dev": "dev", "unseen": "test"}
 HELDOUT_SHARE = 5  # one world in five
+FREE = ("look around", "inventory")  # commands that change nothing
 
 
 def _find_java() -> None:
@@ -76,6 +78,11 @@ class TextWorldExpress:
     game: twc, cookingworld, coin, mapreader, arithmetic, sorting, simonsays or peckingorder.
     params: the engine's generation parameters, `name=value,...`; None takes a small default for the game.
     Restoring replays the actions from a seeded reset: the engine is deterministic and does thousands of steps a second.
+
+    `solution()` is exact for twc in one room without a limited inventory, as by default: the fewest commands, with the
+    right places of each thing tried out in the engine. Everywhere else its distance is what is left of the engine's
+    gold path, which is not proved shortest and is planned once, at reset: at least the fewest commands, and Unsolved
+    once a command has left that path.
     """
 
     splits = tuple(FOLDS)
@@ -110,6 +117,7 @@ class TextWorldExpress:
         except ValueError:
             raise WorkbenchError(f"task {task_id!r}: expected {self.game}/<train|dev|test>/<seed>") from None
         self._task, self._actions, self._gold, self._achieved = task_id, [], None, set()
+        self._gold_done, self._held, self._put = 0, set(), {}
         try:
             reply = orjson.loads(self._server.generateNewGameJSON(number, fold, True))
         except Exception as error:  # a Java exception: some mapreader seeds cannot be generated
@@ -125,6 +133,8 @@ class TextWorldExpress:
             raise WorkbenchError("step before reset")
         self._follow_gold(action)
         valid = action in self._state.admissible
+        if valid and action not in FREE:
+            self._follow(action)
         self._actions.append(action)
         self._state = self._read(orjson.loads(self._server.stepJSON(action)), self._score, valid)
         return self._state
@@ -133,10 +143,7 @@ class TextWorldExpress:
         return {"task": self._task, "actions": list(self._actions)}
 
     def restore(self, snapshot: dict[str, Any]) -> State:
-        state = self.reset(snapshot["task"])
-        for action in snapshot["actions"]:
-            state = self.step(action)
-        return state
+        return replay(self, snapshot["task"], 0, snapshot["actions"])
 
     def expert(self) -> str | None:
         """The first action of the engine's gold path that is still to be done and admissible here, or None.
@@ -146,14 +153,50 @@ class TextWorldExpress:
         gold = self._gold_path()
         return next((a for a in gold if a not in self._achieved and a in self._state.admissible), None)
 
+    def solution(self) -> Solution:
+        """The fewest commands from here, or what is left of the gold path, as the class says."""
+        state = self._state
+        if self._task is None:
+            raise WorkbenchError("solution before reset")
+        if state.done:
+            return Solution(0.0 if state.outcome else float("inf"))
+        if self.game == "twc" and _one_room(self.params):
+            return self._put_away()
+        gold = self._gold_path()
+        if self._gold_done is None or self._gold_done == len(gold):
+            raise Unsolved(f"task {self._task}: off the gold path after {len(self._actions)} commands")
+        return Solution(float(len(gold) - self._gold_done), (gold[self._gold_done],))
+
+    def solver_advantage(self, before: Solution, after: Solution, state: State) -> float:
+        """`step_advantage`: no command of these games is random."""
+        return step_advantage(before, after)
+
     def close(self) -> None:
         """Games share the process's Java machine, which ends with the process."""
 
     def _gold_path(self) -> list[str]:
         if self._gold is None:
             path = list(self._server.getGoldActionSequence())
-            self._gold = [a for a in path if a not in ("look around", "inventory")] or path
+            self._gold = [a for a in path if a not in FREE] or path
         return self._gold
+
+    def _put_away(self) -> Solution:
+        shut = frozenset(a.removeprefix("open ") for a in self._state.admissible if a.startswith("open "))
+        right = _right_places(self.params, self._task, tuple(self._gold_path()))
+        return fewest([Thing(x, p, x in self._held, self._put.get(x, "")) for x, p in right.items()], shut)
+
+    def _follow(self, action: str) -> None:
+        """Keep how far the gold path was followed, and where things are."""
+        gold = self._gold_path()
+        if self._gold_done is not None:
+            on_path = self._gold_done < len(gold) and gold[self._gold_done] == action
+            self._gold_done = self._gold_done + 1 if on_path else None
+        if taken := re.fullmatch(r"take (.+)", action):
+            self._held.add(taken[1])
+            self._put.pop(taken[1], None)
+        elif placed := re.fullmatch(r"put (.+) in (.+)", action):
+            self._held.discard(placed[1])
+            self._put[placed[1]] = placed[2]
 
     def _follow_gold(self, action: str) -> None:
         if action not in self._state.admissible:
@@ -196,6 +239,39 @@ def _is_heldout(game: str, params: str, seed: int) -> bool:
     world = _world_server(game, params).generateNewGameJSON(seed, "train", False)
     digest = hashlib.sha256(_text(orjson.loads(world)["observation"]).encode()).digest()
     return digest[0] % HELDOUT_SHARE == 0
+
+
+def _one_room(params: str) -> bool:
+    given = dict(part.split("=") for part in filter(None, params.split(",")))
+    return all(int(given.get(name, 9)) == n for name, n in (("numLocations", 1), ("limitInventorySize", 0)))
+
+
+@lru_cache(8192)
+def _right_places(params: str, task_id: str, gold: tuple[str, ...]) -> dict[str, frozenset[str]]:
+    """For each thing to put away the containers where it scores: tried out in a second game of the same world."""
+    server = _world_server("twc", params)
+    _, fold, seed = task_id.split("/")
+
+    def play(action: str) -> dict:
+        return orjson.loads(server.stepJSON(action))
+
+    def hold(thing: str) -> dict:
+        """All containers open and the thing in hand, in a new game."""
+        reply = orjson.loads(server.generateNewGameJSON(int(seed), fold, False))
+        for action in [a for a in reply["validActions"] if a.startswith("open ")]:
+            play(action)
+        return play(f"take {thing}")
+
+    places = {}
+    for thing in dict.fromkeys(m[1] for a in gold if (m := re.fullmatch(r"take (.+)", a))):
+        before, right = hold(thing), set()
+        for action in [a for a in before["validActions"] if a.startswith(f"put {thing} in ")]:
+            after = play(action)
+            if after["score"] > before["score"]:
+                right.add(action.removeprefix(f"put {thing} in "))
+            before = hold(thing) if after["tasksuccess"] else play(f"take {thing}")
+        places[thing] = frozenset(right)
+    return places
 
 
 @cache

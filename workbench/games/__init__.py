@@ -1,0 +1,1 @@
+"""Rules of games and boards drawn by seed."""
