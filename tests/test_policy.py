@@ -5,8 +5,10 @@ import torch.nn.functional as F
 from tiny_models import tiny_model
 
 from workbench.errors import WorkbenchError
-from workbench.policy import Policy, microbatches
+from workbench.passes import microbatches
+from workbench.policy import Policy
 from workbench.session import draw
+from workbench.slots import Slots
 
 END = 2
 
@@ -20,12 +22,18 @@ def prompts_of(seed, lengths, vocabulary):
     return {i: rng.integers(3, vocabulary, n).astype(np.int32) for i, n in enumerate(lengths)}
 
 
-@pytest.mark.parametrize(("kind", "tied"), [("qwen2", False), ("qwen2", True), ("llama", False)])
-def test_sampling_and_scoring_agree_over_turns(tokenizer, kind, tied):
-    """Log-probs of cached sampling over ragged turns are those of one plain forward of the whole sequence."""
-    policy = Policy(tiny_model(tokenizer, kind, tied), tokenizer)
+@pytest.mark.parametrize(
+    ("kind", "tied", "shared_heads", "alone"),
+    [("qwen2", False, True, True), ("qwen2", True, False, False), ("llama", False, False, True)]
+    + [("llama", False, True, False)],
+)
+def test_sampling_and_scoring_agree_over_turns(tokenizer, kind, tied, shared_heads, alone):
+    """Log-probs of cached sampling over ragged turns are those of one plain forward of the whole sequence, where each
+    row attends alone (as on a CPU) and where rows of like length do together."""
+    policy = Policy(tiny_model(tokenizer, kind, tied, shared_heads=shared_heads), tokenizer)
     rows = prompts_of(0, [9, 17, 4, 30], len(tokenizer))
     session, rng = policy.session(4, 256), np.random.default_rng(1)
+    session._slots = Slots(policy.model, 4, 256, alone)
     sampled = {i: [] for i in rows}
     for turn in range(4):
         live = [i for i in rows if not (turn == 2 and i == 1)]  # a row that skips a turn must not disturb the others
@@ -87,14 +95,35 @@ def test_a_draw_does_not_depend_on_its_neighbours(policy, tokenizer):
         assert np.array_equal(alone.ids, together[i].ids)
 
 
-def test_shared_prompts_are_computed_once_and_agree(policy, tokenizer, monkeypatch):
+def test_what_rows_share_is_computed_once(policy, tokenizer, monkeypatch):
+    """Rows with the same tokens go through the model as one, until they draw different ones."""
     prompt = prompts_of(5, [20], len(tokenizer))[0]
     session, widths = policy.session(4, 64), []
-    forward = session._forward
-    monkeypatch.setattr(session, "_forward", lambda rows, new, **k: widths.append(len(rows)) or forward(rows, new, **k))
-    out = session.sample(dict.fromkeys(range(4), prompt), dict.fromkeys(range(4), np.full(5, 0.3)), END)
-    assert widths[0] == 1
-    assert all(np.array_equal(out[0].ids, out[i].ids) for i in range(4))
+    body = policy.body.forward
+    counted = lambda **given: widths.append(given["input_ids"].numel()) or body(**given)  # noqa: E731
+    monkeypatch.setattr(policy.body, "forward", counted)
+    numbers = {i: np.array([0.3, [0.2, 0.9][i > 1], 0.5, 0.5]) for i in range(4)}
+    out = session.sample(dict.fromkeys(range(4), prompt), numbers, -1)
+    assert out[0].ids[1] != out[2].ids[1]
+    assert widths == [20, 1, 2, 2]
+    for i in range(4):
+        alone = policy.session(1, 64).sample({0: prompt}, {0: numbers[i]}, -1)[0]
+        assert np.array_equal(out[i].ids, alone.ids)
+        assert np.allclose(out[i].logprobs, alone.logprobs, atol=1e-5)
+
+
+def test_responses_begin_and_end_on_their_own(policy, tokenizer):
+    """A row that begins while others are in the middle of theirs draws what it draws alone."""
+    prompts, numbers = prompts_of(8, [8, 21, 13, 5], len(tokenizer)), uniforms(9, range(4), 12)
+    session, ended = policy.session(4, 64), {}
+    for step in range(20):
+        if step < 8 and step % 2 == 0:
+            session.begin(step // 2, prompts[step // 2], numbers[step // 2][: 12 - step])
+        ended |= {row: (step, sampled) for row, sampled in session.step(-1).items()}
+    assert {row: step for row, (step, _) in ended.items()} == dict.fromkeys(range(4), 11)
+    for row, (_, sampled) in ended.items():
+        alone = policy.session(1, 64).sample({0: prompts[row]}, {0: numbers[row][: 12 - 2 * row]}, -1)[0]
+        assert np.array_equal(alone.ids, sampled.ids) and np.allclose(alone.logprobs, sampled.logprobs, atol=1e-5)
 
 
 def test_draw_follows_the_distribution():

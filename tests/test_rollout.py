@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from workbench import envs, shipped
+from workbench.engines.play import Lockstep
 from workbench.envs.base import EnvBatch, State, Task
 from workbench.policy import Policy
 from workbench.prompts import Chat, PromptStyle
@@ -112,3 +113,30 @@ def test_limits_end_an_episode_and_say_why(policy):
     )[0]
     assert len(lone.turns) == 2 and not any(t.valid for t in lone.turns)
     assert all(np.array_equal(t.prompt_ids[:1], lone.turns[0].prompt_ids[:1]) for t in lone.turns)
+
+
+class Says:
+    """An engine that answers every prompt with one command, beside a process that still plays two games."""
+
+    def __init__(self, chat, command):
+        self.response = [*chat.tokenizer.encode(command, add_special_tokens=False), chat.end_id]
+        self.calls = []
+
+    def most(self, count):
+        return max(count, 2)
+
+    def generate(self, prompts, temperature):
+        self.calls.append([len(prompt) for prompt in prompts])
+        return [self.response for _ in prompts], None
+
+
+def test_an_engine_s_own_generation_plays_in_lockstep(tokenizer):
+    chat = Chat(tokenizer, PromptStyle())
+    engine = Says(chat, "look")
+    player = Lockstep(engine, tokenizer)
+    jobs = [Job(Corridor().tasks("train")[0], 0, (i,)) for i in range(4)]
+    played = play(player, chat, EnvBatch([Corridor() for _ in range(3)]), jobs, Limits(max_turns=2, max_invalid=0))
+    assert [len(e.turns) for e in played] == [2] * 4 and not player.sampled
+    assert all(t.response_ids.tolist() == engine.response and not t.truncated for e in played for t in e.turns)
+    assert [len(call) for call in engine.calls] == [3, 3, 2, 2], "a lone game is filled up to the other process's two"
+    assert engine.calls[2][0] == engine.calls[2][1] == len(played[3].turns[0].prompt_ids)

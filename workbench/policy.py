@@ -4,7 +4,7 @@ Both run the model's own forward, and their log-probs agree within rounding. Sco
 tokens that are asked for, a bounded number at a time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from .errors import WorkbenchError
+from .passes import hidden_after, passes
 from .session import Session
 
 # Probabilities of words that never fit fall below the smallest normal float, and CPU arithmetic on such numbers is
@@ -27,21 +28,21 @@ torch.set_flush_denormal(True)
 class Policy:
     """A causal LM, its tokenizer and device. `score` takes a `head` (weight, bias) to stand for the model's own.
 
-    Raises WorkbenchError where the model is not a full-attention causal LM whose logits are `head(hidden)`.
+    micro_tokens: how many tokens go through the model at once where nothing else is asked for; may be set.
+    Raises WorkbenchError where the model is not a causal LM of full attention, by torch's own kernel (sdpa), whose
+    logits are `head(hidden)`.
     """
 
     def __init__(self, model: Any, tokenizer: Any, compute_dtype: torch.dtype | None = None):
         self.model, self.tokenizer = model.eval(), tokenizer
         self.device = next(model.parameters()).device
         self.compute_dtype = compute_dtype
+        # On a CPU so few that a layer's activations stay in its caches and rows of like length pad each other little.
+        self.micro_tokens = 2048 if self.device.type == "cpu" else 16384
         self.body, self.lm_head = model.base_model, model.get_output_embeddings()
         if self.lm_head is None:
             raise WorkbenchError(f"{type(model).__name__} has no output embedding; a causal language model is needed")
-        kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"}:
-            raise WorkbenchError(
-                f"{type(model).__name__} mixes attention kinds {sorted(kinds)}; only full attention is supported"
-            )
+        self._check_attention()
         self._check_head()
 
     @classmethod
@@ -50,7 +51,6 @@ class Policy:
         name: str | Path,
         device: str = "auto",
         dtype: str = "auto",
-        attention: str = "sdpa",
         random_init: bool = False,
         seed: int = 0,
     ) -> "Policy":
@@ -73,9 +73,9 @@ class Policy:
                 config = AutoConfig.from_pretrained(name)
                 with torch.random.fork_rng():
                     torch.manual_seed(seed)
-                    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+                    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
             else:
-                model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation=attention)
+                model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa")
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise WorkbenchError(f"model {str(name)!r} could not be loaded: {_first_line(error)}") from None
         return cls(model.to(device), tokenizer, torch.bfloat16 if low else None)
@@ -94,6 +94,16 @@ class Policy:
         with self.autocast():
             return self.body(input_ids=input_ids, use_cache=False).last_hidden_state
 
+    def _predicting(self, input_ids: Tensor, picked: Tensor, shared: int) -> Tensor:
+        """Hidden states (N,D) from which the tokens after those in `picked` (B,T-1) are predicted, row-major."""
+        if not shared:
+            return self.hidden(input_ids)[:, :-1][picked]
+        last = picked.shape[1] - picked.flip(1).to(torch.uint8).argmax(1)
+        layers = self.model.config.get_text_config().num_hidden_layers
+        with self.autocast():
+            states = hidden_after(self.body, layers, input_ids[:, :-1], shared, last.tolist())
+        return states[picked[:, shared:]]
+
     def logits(self, hidden: Tensor, head: tuple[Tensor, Tensor | None] | None = None) -> Tensor:
         """Logits (N,V) float32 of hidden states (N,D)."""
         weight, bias = head or (self.lm_head.weight, self.lm_head.bias)
@@ -109,17 +119,20 @@ class Policy:
         chunk: int = 2**22,
         entropy_grad: bool = False,
         also: Callable[[Tensor, slice], Tensor] | None = None,
+        shared: int = 0,
     ) -> tuple[Tensor, ...]:
         """Log-prob and entropy (both (B,T), nats, 0 off the mask) of the tokens in `mask` (B,T) given all before them.
 
         also: of logits (n,V) and which of the mask's tokens they predict, in row-major order, a third value (n,) each.
         At most `chunk` logits are held at once: memory does not grow with vocabulary times length. With gradients on,
         each chunk is recomputed in the backward pass instead of kept; entropy carries gradient only with entropy_grad.
+        shared: how many leading tokens are the same in every row and none of the mask's; they are read once for all.
         """
-        if bool(mask[:, 0].any()):
-            raise WorkbenchError("score: the first token of a row has no context to be scored in")
+        if bool(mask[:, : shared + 1].any()):
+            what = f"one of the {shared + 1} tokens that rows begin with" if shared else "the first token of a row"
+            raise WorkbenchError(f"score: {what} has no context to be scored in")
         picked = mask[:, 1:]
-        states, targets = self.hidden(input_ids)[:, :-1][picked], input_ids[:, 1:][picked]
+        states, targets = self._predicting(input_ids, picked, shared), input_ids[:, 1:][picked]
         rows = max(1, chunk // self.lm_head.weight.shape[0])
         weight, bias = head or (self.lm_head.weight, self.lm_head.bias)
 
@@ -142,20 +155,35 @@ class Policy:
 
     @torch.no_grad()
     def score_rows(
-        self, input_ids: Tensor, lengths: Tensor, mask: Tensor, temperature: float = 1.0, max_tokens: int = 16384
+        self, input_ids: Tensor, lengths: Tensor, mask: Tensor, temperature: float = 1.0, max_tokens: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """`score` without gradients over any number of rows, `max_tokens` padded tokens at a time, sorted by length."""
+        """`score` without gradients over any number of rows, about `max_tokens` tokens at a time as `passes` puts them
+        together; 0: `micro_tokens`."""
         logprobs = torch.zeros(mask.shape, device=input_ids.device)
         entropy = torch.zeros_like(logprobs)
-        for rows in microbatches(lengths, max_tokens):
+        for rows, shared in passes(input_ids, lengths, mask, max_tokens or self.micro_tokens):
             width = int(lengths[rows].max())
             logprobs[rows, :width], entropy[rows, :width] = self.score(
-                input_ids[rows, :width], mask[rows, :width], temperature
+                input_ids[rows, :width], mask[rows, :width], temperature, shared=shared
             )
         return logprobs, entropy
 
     def session(self, rows: int, max_length: int) -> Session:
         return Session(self, rows, max_length)
+
+    def _check_attention(self) -> None:
+        config, name = self.model.config.get_text_config(), type(self.model).__name__
+        kinds = getattr(config, "layer_types", None)
+        window = None if kinds else getattr(config, "sliding_window", None)
+        if window and window < getattr(config, "max_position_embeddings", window + 1):
+            kinds = ["sliding_attention"]  # of all layers, in models that name no kinds
+        if kinds and set(kinds) != {"full_attention"}:
+            raise WorkbenchError(f"{name}: its attention is {sorted(set(kinds))}; only full attention is supported")
+        if config._attn_implementation != "sdpa":
+            raise WorkbenchError(
+                f"{name}: its attention is computed by {config._attn_implementation!r}, which reads masks in another "
+                "way; only 'sdpa' is supported"
+            )
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -193,13 +221,3 @@ def _check_folder(name: str, random_init: bool) -> None:
     for what, pattern in need.items():
         if not any(folder.glob(pattern)):
             raise WorkbenchError(f"model folder {folder} has no {what}")
-
-
-def microbatches(lengths: Tensor, max_tokens: int) -> Iterator[Tensor]:
-    """Row indices in groups of at most `max_tokens` padded tokens, rows of like length together, longest first."""
-    order = torch.argsort(lengths, descending=True, stable=True)
-    start = 0
-    while start < len(order):
-        take = max(1, max_tokens // int(lengths[order[start]]))
-        yield order[start : start + take]
-        start += take

@@ -1,18 +1,22 @@
-"""Live episodes of one rollout: sampling that keeps each episode's key-value cache from turn to turn."""
+"""Live episodes of one rollout: sampling that keeps each episode's key-value cache from turn to turn.
+
+Every forward takes what is new of all rows, whole prompts of some and one sampled token of others, so that no row waits
+for another to end its turn. Rows whose tokens are the same so far, as members of a group are at first, are computed
+once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .errors import WorkbenchError
+from .slots import Slots
 
 if TYPE_CHECKING:
     from .policy import Policy
@@ -27,47 +31,21 @@ class Sampled:
     truncated: bool
 
 
-class _Slots:
-    """Where the tokens of the current forward go: row indices, positions (R,Q), and how many columns are in use."""
+@dataclass
+class _Row:
+    """What a row has in the cache, and the response that is being sampled in it.
 
-    rows: Tensor
-    positions: Tensor
-    width: int
-    prefix: bool  # rows are 0..R-1, so the cache can be viewed instead of copied
+    kind: rows of one kind have the same tokens in the cache; new: what is still to be read.
+    """
 
-
-class _SlotLayer(CacheLayerMixin):
-    """Keys and values of one layer, one contiguous run of positions a row, written in place."""
-
-    def __init__(self, slots: _Slots, rows: int, length: int):
-        super().__init__()
-        self.slots, self.shape = slots, (rows, length)
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        heads = key_states.shape[1]
-        rows, length = self.shape
-        self.keys = key_states.new_zeros(rows, heads, length, key_states.shape[-1])
-        self.values = value_states.new_zeros(rows, heads, length, value_states.shape[-1])
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        s = self.slots
-        out = []
-        for store, new in ((self.keys, key_states), (self.values, value_states)):
-            store[s.rows[:, None], :, s.positions] = new.transpose(1, 2)
-            out.append(store[: len(s.rows), :, : s.width] if s.prefix else store[s.rows, :, : s.width])
-        return out[0], out[1]
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return self.shape[1]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.slots.width, 0
+    tokens: np.ndarray
+    seen: int = 0
+    kind: int | bytes = b""
+    new: np.ndarray | None = None
+    uniforms: np.ndarray | None = None
+    room: int = 0
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
 
 
 class Session:
@@ -78,135 +56,94 @@ class Session:
 
     def __init__(self, policy: Policy, rows: int, max_length: int):
         self.policy, self.max_length = policy, max_length
-        self._slots = _Slots()
-        layers = policy.model.config.get_text_config().num_hidden_layers
-        self._cache = Cache(layers=[_SlotLayer(self._slots, rows, max_length + 1) for _ in range(layers)])
-        self._seen: list[np.ndarray] = [np.empty(0, np.int32) for _ in range(rows)]
+        self._slots = Slots(policy.model, rows, max_length, alone=policy.device.type == "cpu")
+        self._rows = [_Row(np.empty(max_length, np.int32)) for _ in range(rows)]
+        self._live: list[int] = []  # rows in which a response is being sampled
+        self._kinds = 0
+
+    def begin(self, row: int, prompt: np.ndarray, uniforms: np.ndarray) -> None:
+        """Have a response sampled in a row, by the steps that follow.
+
+        prompt: the whole of it; what the row has in its cache already is not computed again. uniforms: numbers in
+        [0,1), one a token, by which tokens are drawn (the token limit is their count), so that a draw depends on its
+        own numbers and not on which rows run beside it.
+        Raises WorkbenchError where the prompt leaves no room for a token.
+        """
+        if len(prompt) + 1 > self.max_length:
+            raise WorkbenchError(f"row {row}: a prompt of {len(prompt)} tokens leaves no room in {self.max_length}")
+        own = self._rows[row]
+        common = min(_common_prefix(own.tokens[: own.seen], prompt), len(prompt) - 1)
+        if common < own.seen:
+            own.seen, own.kind = common, own.tokens[:common].tobytes()
+        own.new, own.uniforms, own.ids, own.logprobs = prompt[common:], uniforms, [], []
+        own.room = min(len(uniforms), self.max_length - len(prompt))
+        self._live = sorted({*self._live, row})
 
     @torch.no_grad()
+    def step(self, end_id: int, temperature: float = 1.0) -> dict[int, Sampled]:
+        """Sample one token in every row with a response under way; returns the responses that ended by it.
+
+        temperature 0 takes the likeliest token.
+        """
+        live = [self._rows[i] for i in self._live]
+        if not live:
+            return {}
+        hidden = self._forward(self._live)
+        u = torch.tensor([r.uniforms[len(r.ids)] for r in live], dtype=torch.float64, device=self.policy.device)
+        tokens, logprobs = draw(self.policy.logits(hidden), u, temperature)
+        ended: dict[int, Sampled] = {}
+        for i, row, token, logprob in zip(self._live, live, tokens.tolist(), logprobs.tolist(), strict=True):
+            row.ids.append(token)
+            row.logprobs.append(logprob)
+            row.new = np.array([token], np.int32)
+            if token == end_id or len(row.ids) >= row.room:
+                ended[i] = Sampled(np.array(row.ids, np.int32), np.array(row.logprobs, np.float32), token != end_id)
+        self._live = [i for i in self._live if i not in ended]
+        return ended
+
     def sample(
         self, prompts: dict[int, np.ndarray], uniforms: dict[int, np.ndarray], end_id: int, temperature: float = 1.0
     ) -> dict[int, Sampled]:
-        """Sample one response in each named row.
+        """Sample one response in each named row: `begin` in all, and steps until they have ended."""
+        for row, prompt in prompts.items():
+            self.begin(row, prompt, uniforms[row])
+        done: dict[int, Sampled] = {}
+        while self._live:
+            done |= self.step(end_id, temperature)
+        return {row: done[row] for row in prompts}
 
-        prompts: row -> the whole prompt; what the row has in its cache already is not computed again. uniforms: row ->
-        numbers in [0,1), one a token, by which tokens are drawn (the token limit is their count), so that a draw
-        depends on its own numbers and not on which rows run beside it. temperature 0 takes the likeliest token.
-        Raises WorkbenchError where a prompt leaves no room for a token.
-        """
-        rows = sorted(prompts)
-        for row in rows:
-            if len(prompts[row]) + 1 > self.max_length:
-                raise WorkbenchError(
-                    f"row {row}: a prompt of {len(prompts[row])} tokens leaves no room in {self.max_length}"
-                )
-        hidden = self._prefill(rows, prompts)
-        device = self.policy.device
-        drawn: dict[int, list[tuple[int, float]]] = {row: [] for row in rows}
-        active, truncated = list(rows), dict.fromkeys(rows, False)
-        while active:
-            u = torch.tensor([uniforms[row][len(drawn[row])] for row in active], dtype=torch.float64, device=device)
-            tokens, logprobs = draw(self.policy.logits(hidden), u, temperature)
-            for row, token, logprob in zip(active, tokens.tolist(), logprobs.tolist(), strict=True):
-                drawn[row].append((token, logprob))
-            going = []
-            for i, row in enumerate(active):
-                room = min(len(uniforms[row]), self.max_length - len(prompts[row]))
-                if drawn[row][-1][0] == end_id:
-                    continue
-                if len(drawn[row]) >= room:
-                    truncated[row] = True
-                    continue
-                going.append(i)
-            active = [active[i] for i in going]
-            if active:
-                new = [np.array([drawn[row][-1][0]], np.int32) for row in active]
-                hidden = self._forward(active, new)
-        return {
-            row: Sampled(np.array([t for t, _ in d], np.int32), np.array([p for _, p in d], np.float32), truncated[row])
-            for row, d in drawn.items()
-        }
+    def _forward(self, rows: list[int]) -> Tensor:
+        """Read what is new of each row; returns the hidden state of its last token (R,D)."""
+        same: dict[tuple, list[int]] = {}
+        for i in rows:
+            row = self._rows[i]
+            same.setdefault((row.kind, row.seen, row.new.tobytes()), []).append(i)
+        twins, part, tokens, states = list(same.values()), [], 0, []
+        limit = self.policy.micro_tokens
+        for members in twins:
+            count = len(self._rows[members[0]].new)
+            if part and tokens + count > limit:
+                states.append(self._run(part))
+                part, tokens = [], 0
+            part.append(members)
+            tokens += count
+        states.append(self._run(part))
+        place = {i: n for n, members in enumerate(twins) for i in members}
+        return torch.cat(states)[[place[i] for i in rows]]
 
-    def _prefill(self, rows: Sequence[int], prompts: dict[int, np.ndarray]) -> Tensor:
-        """Compute what is new of each prompt. A prompt that several fresh rows share is computed once and copied."""
-        new, first_of = {}, {}
-        for row in rows:
-            common = _common_prefix(self._seen[row], prompts[row])
-            common = min(common, len(prompts[row]) - 1)
-            self._seen[row] = prompts[row][:common]
-            new[row] = prompts[row][common:]
-            if common == 0:
-                first_of.setdefault(prompts[row].tobytes(), row)
-        copies = {r: first_of[prompts[r].tobytes()] for r in rows if len(self._seen[r]) == 0}
-        copies = {r: source for r, source in copies.items() if source != r}
-        computed = [r for r in rows if r not in copies]
-        states = dict(zip(computed, self._forward(computed, [new[r] for r in computed]), strict=True))
-        if copies:
-            to, source = (torch.tensor(list(x), device=self.policy.device) for x in (copies.keys(), copies.values()))
-            width = max(len(prompts[r]) for r in copies)
-            for layer in self._cache.layers:
-                for store in (layer.keys, layer.values):
-                    store[to, :, :width] = store[source, :, :width]
-            for row, original in copies.items():
-                self._seen[row] = prompts[row]
-                states[row] = states[original]
-        return torch.stack([states[r] for r in rows])
-
-    def _forward(self, rows: Sequence[int], new: Sequence[np.ndarray]) -> Tensor:
-        """Run the new tokens of each row through the model; returns the last hidden state of each row (R,D).
-
-        Rows of like length go together, so that one long observation does not pad all the others.
-        """
-        states: list[Tensor | None] = [None] * len(rows)
-        for group in _like_lengths([len(n) for n in new]):
-            for i, state in zip(group, self._run([rows[i] for i in group], [new[i] for i in group]), strict=True):
-                states[i] = state
-        return torch.stack(states)
-
-    def _run(self, rows: list[int], new: list[np.ndarray]) -> Tensor:
-        device, slots = self.policy.device, self._slots
-        # A view of the first rows costs less than a copy of some: most of them wanted, the others ride along. What they
-        # write lies behind what they have seen, and their own next tokens replace it.
-        place = dict(zip(rows, new, strict=True))
-        every = range(max(rows) + 1)
-        slots.prefix = len(rows) * (3 if len(new[0]) == 1 else 1.5) >= len(every)
-        run = list(every) if slots.prefix else rows
-        counts = np.array([len(place[r]) if r in place else 1 for r in run])
-        starts = np.array([len(self._seen[r]) for r in run])
-        ids = np.full((len(run), counts.max()), self.policy.pad_id, np.int64)
-        for i, r in enumerate(run):
-            if r in place:
-                ids[i, : counts[i]] = place[r]
-        positions = np.minimum(starts[:, None] + np.arange(ids.shape[1]), self.max_length)
-        slots.rows = torch.tensor(run, device=device)
-        slots.positions = torch.from_numpy(positions).to(device)
-        slots.width = max(len(self._seen[r]) + len(n) for r, n in place.items())
-        mask = torch.arange(slots.width, device=device) <= slots.positions[:, None, :, None]
+    def _run(self, twins: list[list[int]]) -> Tensor:
+        first = [self._rows[members[0]] for members in twins]
+        new = [row.new for row in first]
+        plan = self._slots.plan(new, [row.seen for row in first], twins, self.policy.pad_id)
         with self.policy.autocast():
-            out = self.policy.body(
-                input_ids=torch.from_numpy(ids).to(device),
-                attention_mask=mask,
-                position_ids=slots.positions,
-                cache=self._cache,
-                use_cache=True,
-            ).last_hidden_state
-        for row, tokens in place.items():
-            self._seen[row] = np.concatenate([self._seen[row], tokens])
-        wanted = [i for i, r in enumerate(run) if r in place]
-        return out[torch.tensor(wanted, device=device), torch.from_numpy(counts[wanted] - 1).to(device)]
-
-
-def _like_lengths(lengths: Sequence[int], max_tokens: int = 16384) -> list[list[int]]:
-    """Indices in groups of rows whose padding to the group's longest stays small, in order within a group."""
-    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
-    groups: list[list[int]] = []
-    for i in order:
-        group = groups[-1] if groups else None
-        if group and lengths[i] <= 1.5 * lengths[group[0]] + 4 and (len(group) + 1) * lengths[i] <= max_tokens:
-            group.append(i)
-        else:
-            groups.append([i])
-    return [sorted(group) for group in groups]
+            states = self._slots.forward(self.policy.body, plan)
+        for members in twins:
+            self._kinds += 1
+            for i in members:
+                row = self._rows[i]
+                row.tokens[row.seen : row.seen + len(row.new)] = row.new
+                row.seen, row.kind, row.new = row.seen + len(row.new), self._kinds, None
+        return states
 
 
 def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
@@ -225,5 +162,6 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, T
         ids = logp.argmax(-1)
     else:
         cumulative = logp.double().exp().cumsum(-1)
-        ids = (cumulative <= (uniform * cumulative[:, -1])[:, None]).sum(-1).clamp(max=logits.shape[1] - 1)
+        drawn = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
+        ids = drawn.clamp(max=logits.shape[1] - 1)
     return ids, logp.gather(1, ids[:, None])[:, 0]

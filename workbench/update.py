@@ -10,7 +10,8 @@ from . import loss as losses
 from .composition import Method
 from .distill import opsd
 from .errors import WorkbenchError
-from .policy import Policy, microbatches
+from .passes import microbatches, passes
+from .policy import Policy
 from .records import Batch
 from .reuse.lm_head import IsolatedHead
 
@@ -23,7 +24,7 @@ class Diverged(WorkbenchError):
 class UpdateConfig:
     """kl_coef: weight of k3 to the reference; entropy_coef: of the entropy bonus; temperature: at which log-probs are
     taken, that of sampling; max_tokens: the most an episode may sample, for token_sum_norm, None the batch's most;
-    micro_tokens: padded tokens in one micro-batch; max_loss: a micro-batch's loss beyond it is divergence."""
+    micro_tokens: about how many tokens one micro-batch has; max_loss: a micro-batch's loss beyond it is divergence."""
 
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
@@ -36,19 +37,30 @@ class UpdateConfig:
 @dataclass(frozen=True)
 class TeacherRows:
     """What the teacher reads of each row of the batch: input_ids (B,T') with the skill text in, lengths (B,), and how
-    far (B,) that text shifts the row's tokens; policy: whose weights read it."""
+    far (B,) that text shifts the row's tokens; policy: whose weights read it; keep (B,T): of a method that chooses, the
+    batch's tokens at which the teacher is followed."""
 
     policy: Policy
     input_ids: Tensor
     lengths: Tensor
     shift: Tensor
+    keep: Tensor | None = None
 
     @torch.no_grad()
     def states(self, rows: Tensor, mask: Tensor) -> Tensor:
         """(N,D) hidden states that predict the tokens of mask (R,W), row-major, in the given rows of the batch."""
-        hidden = self.policy.hidden(self.input_ids[rows, : int(self.lengths[rows].max())])
         b, t = torch.nonzero(mask, as_tuple=True)
-        return hidden[b, t + self.shift[rows][b] - 1]
+        t, states = t + self.shift[rows][b] - 1, None
+        # The student's rows may share a prompt and be many; these are read whole.
+        for part in microbatches(self.lengths[rows], self.policy.micro_tokens):
+            width = int(self.lengths[rows[part]].max())
+            hidden = self.policy.hidden(self.input_ids[rows[part], :width])
+            place = torch.full_like(rows, -1)
+            place[part] = torch.arange(len(part), device=rows.device)
+            here = place[b] >= 0
+            states = hidden.new_zeros(len(b), hidden.shape[-1]) if states is None else states
+            states[here] = hidden[place[b[here]], t[here]]
+        return states
 
 
 def teacher_logprobs(batch: Batch, rows: TeacherRows, temperature: float = 1.0) -> Tensor:
@@ -88,30 +100,38 @@ def accumulate(
 
     loss = sum over tokens of weight * (pg_coef * clipped surrogate + kl_coef * k3 - entropy_coef * entropy) + the
     method's auxiliary loss, a mean over tokens as in its paper. Weights come from the whole batch, so the micro-batch
-    size changes nothing but rounding. Rows whose every advantage is 0 have a gradient of exactly 0 where nothing else
-    is in the loss, so they are only scored; a batch of such rows leaves no gradient at all. teacher: needed for a
-    divergence over the whole vocabulary. Raises Diverged where the loss is not finite or above max_loss.
+    size changes nothing but rounding; where the importance ratio is one of whole episodes, none is split. Rows whose
+    every advantage is 0 have a gradient of exactly 0 where nothing else is in the loss, so they are only scored; a
+    batch of such rows leaves no gradient at all. teacher: needed for a divergence over the whole vocabulary. Raises
+    Diverged where the loss is not finite or above max_loss.
     """
     own, aux = method.loss, method.aux
+    advantages = losses.weighted(advantages, batch, own)
     weights = losses.token_weights(batch, own.aggregation, config.max_tokens)
     aux_weights = losses.token_weights(batch, "token_mean") if aux and aux.coef else None
     divergence = aux.divergence if aux_weights is not None else None
     if divergence is not None and teacher is None:
         raise WorkbenchError(f"method {method.name}: its divergence needs the rows that the teacher reads")
+    if aux_weights is not None and aux.keep:
+        if teacher.keep is None:
+            raise WorkbenchError(f"method {method.name}: it distils chosen tokens, and none were chosen")
+        kept = (batch.counted & teacher.keep).to(aux_weights.dtype)
+        aux_weights = kept / kept.sum()
     logprobs, entropy = torch.zeros_like(batch.old_logprobs), torch.zeros_like(batch.old_logprobs)
     totals = torch.zeros(4, dtype=torch.float64)
     other_terms = aux_weights is not None or batch.reference_logprobs is not None or config.entropy_coef != 0
     signal = (advantages != 0).any(1) & (own.pg_coef != 0) | other_terms
     # The teacher's rows are longer than the student's, and both are held at once.
     lengths = teacher.lengths if divergence is not None else batch.lengths
-    for rows in _groups(lengths, signal, config.micro_tokens):
+    whole = batch.episode_index if own.ratio == "episode" else None
+    for rows, shared in _groups(batch, lengths, signal, config.micro_tokens, whole):
         width = int(batch.lengths[rows].max())
 
         def cut(x: Tensor, rows=rows, width=width) -> Tensor:
             return x[rows, :width]
 
         mask = cut(batch.response_mask)
-        with torch.set_grad_enabled(bool(signal[rows[0]])):
+        with torch.set_grad_enabled(bool(signal[rows].any())):
             logp, ent, *diverging = policy.score(
                 cut(batch.input_ids),
                 mask,
@@ -119,9 +139,10 @@ def accumulate(
                 (head.weight, head.bias),
                 entropy_grad=config.entropy_coef != 0,
                 also=divergence and _divergence(divergence, teacher, rows, mask, config.temperature),
+                shared=shared,
             )
         old, w = cut(batch.old_logprobs), cut(weights)
-        ratio_logp = losses.sequence_form(logp, old, cut(batch.turn_index), own.ratio)
+        ratio_logp = losses.sequence_form(logp, old, cut(batch.turn_index), own.ratio, batch.episode_index[rows])
         pg = (w * losses.surrogate(ratio_logp, old, cut(advantages), **own.clip)).sum()
         total, kl, extra = own.pg_coef * pg, None, None
         if batch.reference_logprobs is not None:
@@ -164,8 +185,32 @@ def _divergence(
     return per_token
 
 
-def _groups(lengths: Tensor, signal: Tensor, max_tokens: int) -> Iterator[Tensor]:
-    """Micro-batches that hold only rows with a signal or only rows without."""
+def _groups(
+    batch: Batch, lengths: Tensor, signal: Tensor, max_tokens: int, whole: Tensor | None = None
+) -> Iterator[tuple[Tensor, int]]:
+    """Micro-batches that hold only rows with a signal or only rows without, and how many leading tokens they share;
+    with the rows of an episode together, as `whole` (B,) labels them, where it is given. An episode above max_tokens is
+    then a micro-batch by itself."""
+    if whole is not None:
+        zeros = lengths.new_zeros(int(whole.max()) + 1)
+        signal = zeros.index_add(0, whole, signal.to(zeros.dtype))[whole] > 0
     for kind in (signal, ~signal):
         rows = torch.nonzero(kind)[:, 0]
-        yield from (rows[group] for group in microbatches(lengths[rows], max_tokens))
+        if whole is None:
+            cut = passes(batch.input_ids[rows], lengths[rows], batch.response_mask[rows], max_tokens)
+            yield from ((rows[part], shared) for part, shared in cut)
+        elif len(rows):
+            yield from ((part, 0) for part in _whole_episodes(rows, lengths, whole, max_tokens))
+
+
+def _whole_episodes(rows: Tensor, lengths: Tensor, whole: Tensor, max_tokens: int) -> Iterator[Tensor]:
+    members = [rows[whole[rows] == episode] for episode in whole[rows].unique()]
+    widths = [int(lengths[own].max()) for own in members]
+    taken, width = [], 0
+    for i in sorted(range(len(members)), key=lambda i: -widths[i]):
+        if taken and width * (sum(map(len, taken)) + len(members[i])) > max_tokens:
+            yield torch.cat(taken)
+            taken = []
+        width = width if taken else widths[i]
+        taken.append(members[i])
+    yield torch.cat(taken)
