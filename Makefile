@@ -29,10 +29,10 @@ demo: $(VENV)/.installed-$(if $(filter alfworld,$(ENV)),test,base) ## the main j
 	@$(BIN)/workbench demo --env "$(ENV)" --out "$(OUT)"
 
 test: $(VENV)/.installed-test ## all tests; TESTS= and ARGS= go to pytest
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(TESTS) $(ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
-crosscheck: $(VENV)/.installed-trl $(VERL)/.installed ## losses and advantages against TRL and verl, installed for it
-	@$(BIN)/python -m pytest -rs tests/crosscheck $(ARGS)
+crosscheck: $(VENV)/.installed-trl $(VERL)/.installed ## losses, advantages and the engines against TRL and verl, installed for it
+	@$(BIN)/python -m pytest -rs tests/crosscheck tests/engines $(ARGS)
 
 lab: $(VENV)/.installed-base ## JupyterLab at notebooks/
 	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks \
@@ -75,7 +75,12 @@ $(VENV)/.installed-alfworld: requirements/alfworld.txt $(VENV)/.installed-base
 	@$(PIP) -r requirements/alfworld.txt
 	@touch $@
 
-$(VENV)/.installed-test: requirements/test.txt requirements/no-deps.txt $(VENV)/.installed-alfworld
+$(VENV)/.installed-ray: requirements/ray.txt $(VENV)/.installed-base
+	@echo "installing Ray" >&2
+	@$(PIP) -r requirements/ray.txt
+	@touch $@
+
+$(VENV)/.installed-test: requirements/test.txt requirements/no-deps.txt $(VENV)/.installed-alfworld $(VENV)/.installed-ray
 	@echo "installing what the tests need" >&2
 	@$(PIP) -r requirements/test.txt
 	@$(PIP) --no-deps -r requirements/no-deps.txt

@@ -59,7 +59,12 @@ export class List {
     try { return JSON.stringify(this.query()) !== this.wanted; } catch (error) { this.view.said(error.message, true); return false; }
   }
 
-  async reload(keep = false) {
+  reload(keep = false) {
+    this.loading = this.load(keep);
+    return this.loading;
+  }
+
+  async load(keep) {
     const age = ++this.age, { at } = this.view;
     try {
       this.wanted = JSON.stringify(this.query());
@@ -153,6 +158,7 @@ export class List {
   }
 
   async move(by) {
+    await this.loading; // a list under way has another order, and another place in it
     if (!this.total) return;
     const index = clamp(this.cursor < 0 ? 0 : this.cursor + by, 0, this.total - 1);
     const rows = await this.page(Math.floor(index / PAGE));

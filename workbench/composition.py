@@ -8,18 +8,24 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from .budget.coba import CoBAConfig
 from .budget.dynamic_sampling import DynamicSamplingConfig
+from .budget.history import HistoryConfig
+from .budget.v0 import V0AllocationConfig, V0Config
+from .budget.v05 import V05Config
 from .credit import grpo
 from .credit.grpo import GRPOConfig
 from .distill import AuxLoss
 from .errors import WorkbenchError, unknown
 from .loss import PolicyLossConfig
 from .records import Batch, Credit, Episode
-from .reuse.controls import FixedReuseConfig, RandomStopConfig
-from .reuse.dgg import DGGConfig
+from .reuse.controls import FixedReuse, FixedReuseConfig, RandomStop, RandomStopConfig
+from .reuse.dgg import DGGConfig, Gate
+from .verification import VerificationConfig
 
 ReuseConfig = DGGConfig | FixedReuseConfig | RandomStopConfig
 Config = TypeVar("Config")
+EQUAL_GROUPS = DynamicSamplingConfig(max_batches=1)
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,12 @@ class Method:
     """credit: (batch, training step) -> Credit. loss: the policy loss. aux: an auxiliary loss beside it, or None.
 
     description: what it does; sees: what its credit can and cannot tell apart; off: options that make it GRPO exactly.
-    reuse: how often a batch is used and what may stop it. needs_teacher: whether batches must hold teacher log-probs.
-    anchors: episodes -> Batch.anchors, where the rule compares states. sampling: which groups are kept. skills: when
-    the student itself reads the skill text, "never", "training" or "always".
+    reuse: how often a batch is used and what may stop it. needs_teacher: whether batches must hold teacher log-probs;
+    needs_solver: whether an exact solver's advantages of turns. anchors: episodes -> Batch.anchors, where the rule
+    compares states. sampling: which groups are kept, or how large each is. history: how success rates of past steps
+    are kept, where sampling or credit reads them; reads_prior: whether credit does, as Batch.prior_rate; values: how V0
+    predicts them instead, where it does. skills: when the student itself reads the skill text, "never", "training" or
+    "always". verification: how the policy is also trained to judge its own attempts, or None.
     """
 
     name: str
@@ -69,9 +78,14 @@ class Method:
     aux: AuxLoss | None = None
     reuse: ReuseConfig = FixedReuseConfig(max_reuse=1)
     needs_teacher: bool = False
+    needs_solver: bool = False
     anchors: Callable[[Sequence[Episode]], Tensor] | None = None
-    sampling: DynamicSamplingConfig = DynamicSamplingConfig(max_batches=1)
+    sampling: DynamicSamplingConfig | CoBAConfig | V05Config | V0AllocationConfig = EQUAL_GROUPS
+    history: HistoryConfig | None = None
+    reads_prior: bool = False
+    values: V0Config | None = None
     skills: str = "never"
+    verification: VerificationConfig | None = None
 
 
 class Options:
@@ -136,3 +150,14 @@ def blend(o: Options, rule: Callable[..., Credit], config: Any) -> Callable[...,
     """A rule that replaces GRPO's advantage, or only a share of it."""
     share = o.take(BlendConfig()).share
     return partial(_blended, rule=rule, config=o.take(config), group=GRPOConfig(), share=share)
+
+
+def make_gate(method: Method, seed: int = 0) -> Gate | FixedReuse | RandomStop:
+    """The stateful object that decides about every computed gradient: `observe(energy, reuse) -> Decision`."""
+    match method.reuse:
+        case DGGConfig():
+            return Gate(method.reuse)
+        case RandomStopConfig():
+            return RandomStop(method.reuse, seed)
+        case _:
+            return FixedReuse(method.reuse)

@@ -3,6 +3,10 @@
 A loss is `(weights * per_token).sum()`: the weights come from the whole batch, so micro-batches are sums of their own
 rows and their size changes nothing. Formulas: PPO clip (arXiv 1707.06347), dual clip (1912.09729), k3
 (joschu.net/blog/kl-approx.html), as in the released code of the agentic papers (core_algos.py, read).
+
+DORA's (arXiv 2509.18883, eq. 4) is the clipped surrogate with both of its bounds and the dual clip, times a truncated
+weight for what sampling and training engine differ by. The equation prints the dual clip for either sign; its text
+says negative advantages alone, as here: for positive ones it would be the whole loss.
 """
 
 from dataclasses import dataclass
@@ -14,7 +18,7 @@ from .errors import WorkbenchError, unknown
 from .records import Batch
 
 AGGREGATIONS = ("episode_mean", "token_mean", "turn_mean", "turn_sum", "token_sum_norm")
-RATIOS = ("token", "turn", "row")
+RATIOS = ("token", "turn", "row", "episode")
 
 # exp() of a larger log-ratio overflows float32 soon after, and an infinite branch turns a masked gradient into nan.
 MAX_LOG_RATIO = 20.0
@@ -27,7 +31,8 @@ class PolicyLossConfig:
     clip_low: float = 0.2  # the importance ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2
     dual_clip: float = 3.0  # a negative advantage's loss is at most -dual_clip * A (arXiv 1912.09729); 0: no bound
-    ratio: str = "token"  # importance ratio of each "token", or the geometric mean of its "turn" or "row" (GSPO)
+    engine_cap: float = 0.0  # most that a token's loss is weighed by pi_old / pi_sampled (TIS, DORA); 0: no weight
+    ratio: str = "token"  # importance ratio of each "token", or the geometric mean of its "turn", "row" or "episode"
     aggregation: str = "episode_mean"  # of token losses, see token_weights
 
     def __post_init__(self):
@@ -42,6 +47,8 @@ class PolicyLossConfig:
             )
         if self.dual_clip != 0 and not self.dual_clip > 1:
             raise WorkbenchError(f"policy loss: dual_clip must be above 1, or 0 for none, got {self.dual_clip}")
+        if self.engine_cap != 0 and not self.engine_cap >= 1:
+            raise WorkbenchError(f"policy loss: engine_cap must be at least 1, or 0 for none, got {self.engine_cap}")
         if not 0 <= self.pg_coef < float("inf"):
             raise WorkbenchError(f"policy loss: pg_coef must be finite and at least 0, got {self.pg_coef}")
 
@@ -59,24 +66,59 @@ def ratio(logp: Tensor, old: Tensor) -> Tensor:
     return (logp - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def sequence_form(logp: Tensor, old: Tensor, turn_index: Tensor, per: str = "turn") -> Tensor:
+def engine_weight(old: Tensor, sampled: Tensor | None, cap: float) -> Tensor | None:
+    """(B,T) weight min(pi_old / pi_sampled, cap) of each token (arXiv 2509.18883, eq. 4, r_t(mu)), without gradient.
+
+    old, sampled: log-probs of one policy in the training and the sampling engine. None, for a weight of 1 everywhere,
+    without a cap (0) or where nothing else sampled than what scored.
+    """
+    return None if sampled is None or not cap else ratio(old, sampled).clamp(max=cap).detach()
+
+
+def weighted(advantages: Tensor, batch: Batch, config: PolicyLossConfig) -> Tensor:
+    """(B,T) advantages times the engine weight: a surrogate of these is the weighted surrogate, as weights are >= 0."""
+    weight = engine_weight(batch.old_logprobs, batch.sampled_logprobs, config.engine_cap)
+    return advantages if weight is None else advantages * weight
+
+
+def _first_copies(turn_index: Tensor, episode_index: Tensor) -> Tensor:
+    """(B,T) bool: sampled tokens, each turn of an episode in the first row that holds it."""
+    sampled, turns = turn_index >= 0, int(turn_index.max()) + 1
+    key = (episode_index[:, None] * turns + turn_index).clamp(min=0)
+    rows = torch.arange(len(key), device=key.device)[:, None].expand_as(key)
+    first = rows.new_full((int(key.max()) + 1,), len(key)).scatter_reduce(0, key[sampled], rows[sampled], "amin")
+    return sampled & (first[key] == rows)
+
+
+def sequence_form(
+    logp: Tensor, old: Tensor, turn_index: Tensor, per: str = "turn", episode_index: Tensor | None = None
+) -> Tensor:
     """GSPO's token form (arXiv 2507.18071, eq. 7 and 14): (B,T) log-probs to put in place of `logp`.
 
-    Their ratio to `old` is s = exp(mean(logp - old)) over the token's turn or row, and its gradient s * grad logp of
-    each token. turn_index (B,T): -1 off the sampled tokens. The paper's sequence is one response: a turn, in either
-    layout and as in released agentic code, or with `per="row"` the whole episode where an episode is a row; "token"
-    gives `logp` back.
+    Their ratio to `old` is s = exp(mean(logp - old)) over the token's sequence, and its gradient s * grad logp of each
+    token. turn_index (B,T): -1 off the sampled tokens. The paper's sequence is one response: `per="turn"`, in either
+    layout and as in released agentic code. An agent's is its whole trajectory (arXiv 2601.16725 has a sequence's ratio
+    for agents; that its sequence is the trajectory is inferred): "episode", over all rows of one episode_index (B,),
+    which must all be here; a turn that two rows hold counts once. "row" takes each row by itself, and "token" gives
+    `logp` back.
     """
     if per == "token":
         return logp
     if per not in RATIOS:
         raise unknown("importance ratio", str(per), RATIOS)
-    mask = turn_index >= 0
+    mask = counted = turn_index >= 0
+    if per == "episode":
+        if episode_index is None:
+            raise WorkbenchError("an importance ratio per episode needs episode_index, which says whose a row is")
+        counted = _first_copies(turn_index, episode_index)
     part = turn_index.clamp(min=0) if per == "turn" else torch.zeros_like(turn_index)
-    difference = torch.where(mask, (logp - old).detach(), 0)
-    sums = difference.new_zeros(len(logp), int(part.max()) + 1)
-    counts = sums.scatter_add(1, part, mask.to(sums.dtype))
-    mean = (sums.scatter_add(1, part, difference) / counts.clamp(min=1)).gather(1, part)
+    difference = torch.where(counted, (logp - old).detach(), 0)
+    zeros = difference.new_zeros(len(logp), int(part.max()) + 1)
+    sums, counts = (zeros.scatter_add(1, part, x) for x in (difference, counted.to(zeros.dtype)))
+    if per == "episode":
+        none = zeros.new_zeros(int(episode_index.max()) + 1, 1)
+        sums, counts = (none.index_add(0, episode_index, x)[episode_index] for x in (sums, counts))
+    mean = (sums / counts.clamp(min=1)).gather(1, part)
     return torch.where(mask, old + mean + (logp - logp.detach()), logp)
 
 
@@ -159,12 +201,14 @@ def token_weights(batch: Batch, how: str = "episode_mean", max_tokens: int | Non
     return counted / (episodes * (in_episode.max() if max_tokens is None else max_tokens))
 
 
-def _ratio_logp(logp: Tensor, old: Tensor, turn_index: Tensor | None, config: PolicyLossConfig) -> Tensor:
+def _ratio_logp(
+    logp: Tensor, old: Tensor, turn_index: Tensor | None, config: PolicyLossConfig, episode_index: Tensor | None
+) -> Tensor:
     if config.ratio == "token":
         return logp
     if turn_index is None:
         raise WorkbenchError(f"an importance ratio per {config.ratio} needs turn_index, which says where turns lie")
-    return sequence_form(logp, old, turn_index, config.ratio)
+    return sequence_form(logp, old, turn_index, config.ratio, episode_index)
 
 
 def dloss_dlogp(
@@ -176,13 +220,15 @@ def dloss_dlogp(
     turn_index: Tensor | None = None,
     reference: Tensor | None = None,
     kl_coef: float = 0.0,
+    episode_index: Tensor | None = None,
 ) -> Tensor:
     """(B,T) gradient of policy loss and KL with respect to each sampled token's log-prob, in closed form.
 
-    turn_index: needed where config.ratio is not "token". An entropy bonus is not a function of the sampled token's
+    turn_index: needed where config.ratio is not "token", episode_index (B,) where it is "episode". advantages: times
+    the engine weight where there is one (`weighted`). An entropy bonus is not a function of the sampled token's
     log-prob alone and has no part here.
     """
-    ratio_logp = _ratio_logp(logp, old, turn_index, config)
+    ratio_logp = _ratio_logp(logp, old, turn_index, config, episode_index)
     total = config.pg_coef * surrogate_gradient(ratio_logp, old, advantages, **config.clip)
     if reference is not None and kl_coef:
         total = total + kl_coef * kl_k3_gradient(logp, reference)
@@ -196,16 +242,18 @@ def ratio_metrics(
     advantages: Tensor,
     config: PolicyLossConfig = PolicyLossConfig(),
     turn_index: Tensor | None = None,
+    episode_index: Tensor | None = None,
 ) -> dict[str, float]:
     """How far the policy has moved from the one that sampled, over the masked tokens (B,T).
 
     ratio_mean, ratio_max, ratio_min; chi2 = mean(r^2) - 1, a sample estimate of the Pearson chi-square divergence;
     approx_kl = mean(r - 1 - log r), nats, all of token ratios; clip_fraction: share of tokens whose gradient a clip of
-    `config` holds at 0 (of its sequence ratios, which need turn_index (B,T), where it has such).
+    `config` holds at 0 (of its sequence ratios, which need turn_index (B,T), where it has such, and those of episodes
+    episode_index (B,)).
     """
     if not bool(mask.any()):
         raise WorkbenchError("ratio_metrics: the mask is empty")
-    clipped = _ratio_logp(logp, old, turn_index, config)
+    clipped = _ratio_logp(logp, old, turn_index, config, episode_index)
     logp, clipped, old, advantages = (x.detach()[mask] for x in (logp, clipped, old, advantages))
     rho, r = ratio(logp, old), ratio(clipped, old)
     held = torch.where(advantages < 0, r < 1 - config.clip_low, (r > 1 + config.clip_high) & (advantages > 0))

@@ -1,8 +1,7 @@
 """Published methods by name, each a few lines that compose a credit rule, losses, and a rule for reuse.
 
-`method("agent_opsd", lam=0.25)` gives a Method; `options("agent_opsd")` lists what can be set, with defaults. Options
-of the group advantage carry the prefix `advantage_`; the others are fields of the method's own configurations and of
-its policy loss.
+`method("agent_opsd", lam=0.25)` gives a Method; `options("agent_opsd")` lists what can be set, with defaults: fields
+of the method's own configurations and its policy loss, and with the prefix `advantage_` those of the group advantage.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,20 +9,35 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
+from .budget import v05
+from .budget.coba import CoBAConfig
 from .budget.dynamic_sampling import DynamicSamplingConfig
-from .composition import AnchorConfig, Method, Options, SkillPromptConfig, blend, rule_of
-from .credit import agent_opsd, gigpo, grpo, reinforce_pp, rloo, rlsd, step_opsd
+from .budget.history import HistoryConfig
+from .budget.v0 import V0AllocationConfig, V0Config
+from .composition import EQUAL_GROUPS, AnchorConfig, BlendConfig, Method, Options, SkillPromptConfig, blend, rule_of
+from .credit import agent_opsd, cast, gigpo, grpo, reinforce_pp, rloo, rlsd, step_opsd
 from .credit.grpo import GRPOConfig
-from .distill import AuxLoss, opd, sdar, skill_sd
-from .distill.opsd import OPSDConfig
 from .errors import unknown
+from .methods_distill import DISTILLED
 from .records import Batch, Credit
-from .reuse.controls import FixedReuse, FixedReuseConfig, RandomStop, RandomStopConfig
-from .reuse.dgg import DGGConfig, Gate
+from .reuse.controls import FixedReuseConfig, RandomStopConfig
+from .reuse.dgg import DGGConfig
+from .verification import VerificationConfig
 
 
 def _at_step(batch: Batch, step: int = 0, *, rule: Callable[..., Credit], config: Any) -> Credit:
     return rule(batch, config, step)
+
+
+def _where_it_generates(batch: Batch, step: int = 0, *, rule: Callable[..., Credit], config: Any) -> Credit:
+    credit = rule(batch, step)
+    if config.plan.generates(step):
+        return credit
+    return Credit(
+        torch.zeros_like(credit.advantages), {name: torch.zeros_like(each) for name, each in credit.turns.items()}
+    )
 
 
 OUTCOME_ONLY = "Sees the outcome alone: every turn and token of an episode gets the same credit."
@@ -89,6 +103,56 @@ def _dapo(o: Options) -> Method:
     )
 
 
+def _v05(o: Options) -> Method:
+    config, share = o.take(v05.V05Config()), o.take(BlendConfig()).share
+    history = o.take(HistoryConfig())
+    return Method(
+        name="v05",
+        paper="arXiv 2603.10848",
+        description="Outcome less a rate expected beforehand, unless the rollouts contradict it; groups grow until one "
+        "more would tell little.",
+        sees=OUTCOME_ONLY + " A group of equal outcomes gets credit too where the prior expected another.",
+        credit=blend(o, v05.credit, config),
+        loss=o.loss(),
+        sampling=config if config.dynamic else EQUAL_GROUPS,
+        history=history,
+        reads_prior=share > 0,
+        values=V0Config() if history.prior == "v0" else None,
+        off={"share": 0.0, "dynamic": False},
+    )
+
+
+def _coba(o: Options) -> Method:
+    config = o.take(CoBAConfig())
+    return replace(
+        _grpo(o),
+        name="coba",
+        paper="arXiv 2602.03048",
+        description="GRPO whose step gives more rollouts to tasks that the policy, as strong as it is, learns most "
+        "from.",
+        sees=OUTCOME_ONLY + " What a task gets to see of itself depends on its past success.",
+        sampling=config if config.dynamic else EQUAL_GROUPS,
+        history=o.take(HistoryConfig(), only=("memory", "strength")),
+        off={"dynamic": False},
+    )
+
+
+def _v0(o: Options) -> Method:
+    config, values = o.take(V0AllocationConfig()), o.take(V0Config())
+    return replace(
+        _grpo(o),
+        name="v0",
+        paper="arXiv 2602.03584 (head: logistic regression or nearest neighbours, not TabPFN; allocation exact)",
+        description="GRPO whose step gives more rollouts to tasks that its outcomes on similar texts value lower, as "
+        "far as enough wins are to be expected.",
+        sees=OUTCOME_ONLY + " What a task gets to see of itself depends on how tasks that read alike went lately.",
+        sampling=config if config.dynamic else EQUAL_GROUPS,
+        history=HistoryConfig(prior="v0"),
+        values=values if config.dynamic else None,
+        off={"dynamic": False},
+    )
+
+
 def _gspo(o: Options) -> Method:
     return replace(
         _grpo(o, ratio="turn", clip_low=3e-4, clip_high=4e-4, dual_clip=0.0, aggregation="turn_mean"),
@@ -97,6 +161,31 @@ def _gspo(o: Options) -> Method:
         description="GRPO whose importance ratio is that of a whole turn, clipped within a much narrower band.",
         sees=OUTCOME_ONLY + " Off policy, a turn is kept or clipped as a whole.",
         off={"ratio": "token", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "aggregation": "episode_mean"},
+    )
+
+
+def _dora(o: Options) -> Method:
+    # The report prints none of its bounds: these are those of DAPO, of dual clip and of truncated importance sampling.
+    return replace(
+        _grpo(o, clip_high=0.28, engine_cap=2.0, aggregation="token_sum_norm"),
+        name="dora",
+        paper="arXiv 2509.18883, eq. 4",
+        description="GRPO with three clips, a weight for what sampling and training engine differ by, one normaliser.",
+        off={"clip_high": 0.2, "engine_cap": 0.0, "aggregation": "episode_mean"},
+    )
+
+
+def _self_verification(o: Options) -> Method:
+    config, plain = o.take(VerificationConfig()), _grpo(o)
+    return replace(
+        plain,
+        name="self_verification",
+        paper="arXiv 2602.07594",
+        description="GRPO that also trains the policy to say whether its own attempts succeeded.",
+        sees=OUTCOME_ONLY + " An answer to a question about an attempt is credited apart, within its own group.",
+        credit=partial(_where_it_generates, rule=plain.credit, config=config),
+        verification=None if config.schedule == "generate" else config,
+        off={"schedule": "generate"},
     )
 
 
@@ -111,6 +200,21 @@ def _gigpo(o: Options) -> Method:
         loss=o.loss(),
         anchors=partial(gigpo.anchors, similarity=anchor.similarity),
         off={"weight": 0.0},
+    )
+
+
+def _cast(o: Options) -> Method:
+    config = o.take(cast.CASTConfig())
+    return Method(
+        name="cast",
+        paper="arXiv 2607.25308",
+        description="The group advantage, plus a share of what an exact solver says that each turn won or lost.",
+        sees="Tells every turn apart by the fewest actions left to a win, not tokens within a turn; only where an "
+        "environment has an exact solver. A wasted turn keeps the outcome's credit.",
+        credit=rule_of(cast.credit, config),
+        loss=o.loss(clip_high=0.28, aggregation="token_mean"),
+        needs_solver=config.alpha > 0,
+        off={"alpha": 0.0, "advantage_eps": 1e-6, "clip_high": 0.2, "aggregation": "episode_mean"},
     )
 
 
@@ -155,98 +259,12 @@ def _step_opsd(o: Options) -> Method:
     )
 
 
-def _with_aux(o: Options, aux: AuxLoss, pg_coef: float = 1.0, **named: Any) -> Method:
-    off = {"coef": 0.0} | ({} if pg_coef == 1 else {"pg_coef": 1.0})
-    return replace(_grpo(o, pg_coef=pg_coef), aux=aux, needs_teacher=True, off=off, **named)
-
-
-def _sdar_loss(config: sdar.SDARConfig) -> AuxLoss:
-    return AuxLoss(
-        config.coef,
-        lambda student, teacher, old, entropy: sdar.token_loss(student, teacher, config, entropy),
-        lambda student, teacher, old, entropy: sdar.gradient_coefficient(student, teacher, config, entropy),
-        gate=config,
-    )
-
-
-def _sdar(o: Options) -> Method:
-    return _with_aux(
-        o,
-        _sdar_loss(o.take(sdar.SDARConfig())),
-        name="sdar",
-        paper="arXiv 2605.15155",
-        description="GRPO plus a token distillation loss, gated by how far the privileged teacher is ahead.",
-        sees="The policy loss sees the outcome alone; the gate tells tokens apart, whatever the outcome was. It raises "
-        "every sampled token, less where the teacher disagrees.",
-    )
-
-
-def _grpo_opsd(o: Options) -> Method:
-    return _with_aux(
-        o,
-        _sdar_loss(o.take(sdar.SDARConfig(beta=0.0), only=("coef",))),
-        name="grpo_opsd",
-        paper="arXiv 2605.15155 (baseline, beta = 0)",
-        description="GRPO plus the distillation loss with every gate half open; its expected gradient on policy is 0.",
-        sees="The policy loss sees the outcome alone; the other raises every sampled token alike.",
-    )
-
-
-def _skill_sd(o: Options) -> Method:
-    config = o.take(skill_sd.SkillSDConfig())
-    aux = AuxLoss(
-        config.coef,
-        lambda student, teacher, old, entropy: skill_sd.token_loss(student, teacher, old, config),
-        lambda student, teacher, old, entropy: skill_sd.gradient_coefficient(student, teacher, old, config),
-    )
-    return _with_aux(
-        o,
-        aux,
-        name="skill_sd",
-        paper="arXiv 2604.10674",
-        description="GRPO plus an importance-weighted estimate of the reverse KL to the privileged teacher.",
-        sees="The policy loss sees the outcome alone; the other tells tokens apart by the teacher alone.",
-    )
-
-
-def _opd(o: Options) -> Method:
-    config = o.take(opd.OPDConfig())
-    aux = AuxLoss(
-        config.coef,
-        lambda student, teacher, old, entropy: opd.token_loss(student, teacher, config),
-        lambda student, teacher, old, entropy: opd.gradient_coefficient(student, teacher, config),
-    )
-    return _with_aux(
-        o,
-        aux,
-        pg_coef=0.0,
-        name="opd",
-        paper="thinkingmachines.ai/blog/on-policy-distillation",
-        description="Distillation alone: a policy gradient whose reward is the privileged teacher's log-prob gap.",
-        sees="Tells tokens apart by the teacher; the outcome plays no part.",
-    )
-
-
-def _opsd(o: Options) -> Method:
-    config = o.take(OPSDConfig())
-    return _with_aux(
-        o,
-        AuxLoss(config.coef, divergence=config),
-        pg_coef=0.0,
-        name="opsd",
-        paper="arXiv 2601.18734",
-        description="Distillation alone: a divergence from the privileged teacher over the whole vocabulary.",
-        sees="Compares whole distributions at every token, unsampled words too; the outcome plays no part.",
-    )
-
-
 def _skill_grpo(o: Options) -> Method:
     return replace(
         _grpo(o),
         name="skill_grpo",
         paper="arXiv 2605.15155 (baseline)",
         description="GRPO whose student reads the skill text while it trains, and plays without it when evaluated.",
-        sees=OUTCOME_ONLY,
         skills=o.take(SkillPromptConfig("training")).skills,
         off={"skills": "never"},
     )
@@ -258,7 +276,6 @@ def _skill_grpo_star(o: Options) -> Method:
         name="skill_grpo_star",
         paper="arXiv 2605.15155 (baseline, starred)",
         description="GRPO whose student reads the skill text both while it trains and when it is evaluated.",
-        sees=OUTCOME_ONLY,
         skills=o.take(SkillPromptConfig("always")).skills,
         off={"skills": "never"},
     )
@@ -311,28 +328,13 @@ def _grpo_random_stop(o: Options) -> Method:
 
 
 METHODS: dict[str, Callable[[Options], Method]] = {
-    "grpo": _grpo,
-    "dr_grpo": _dr_grpo,
-    "rloo": _rloo,
-    "reinforce_pp_baseline": _reinforce_pp_baseline,
-    "dapo": _dapo,
-    "gspo": _gspo,
-    "gigpo": _gigpo,
-    "agent_opsd": _agent_opsd,
-    "rlsd": _rlsd,
-    "step_opsd": _step_opsd,
-    "sdar": _sdar,
-    "grpo_opsd": _grpo_opsd,
-    "skill_sd": _skill_sd,
-    "opd": _opd,
-    "opsd": _opsd,
-    "skill_grpo": _skill_grpo,
-    "skill_grpo_star": _skill_grpo_star,
-    "grpo_dgg": _grpo_dgg,
-    "agent_opsd_dgg": _agent_opsd_dgg,
-    "grpo_reuse": _grpo_reuse,
-    "grpo_random_stop": _grpo_random_stop,
-}
+    build.__name__.removeprefix("_"): build
+    for build in (
+        _grpo, _dr_grpo, _rloo, _reinforce_pp_baseline, _dapo, _gspo, _dora, _v05, _coba, _v0, _self_verification,
+        _gigpo, _cast, _agent_opsd, _rlsd, _step_opsd, *DISTILLED, _skill_grpo, _skill_grpo_star, _grpo_dgg,
+        _agent_opsd_dgg, _grpo_reuse, _grpo_random_stop,
+    )
+}  # fmt: skip
 
 
 def _build(name: str, given: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
@@ -354,14 +356,3 @@ def method(name: str, **options: Any) -> Method:
 def options(name: str) -> dict[str, Any]:
     """The options a method accepts, with their defaults."""
     return _build(name, {})[1]
-
-
-def make_gate(method: Method, seed: int = 0) -> Gate | FixedReuse | RandomStop:
-    """The stateful object that decides about every computed gradient: `observe(energy, reuse) -> Decision`."""
-    match method.reuse:
-        case DGGConfig():
-            return Gate(method.reuse)
-        case RandomStopConfig():
-            return RandomStop(method.reuse, seed)
-        case _:
-            return FixedReuse(method.reuse)

@@ -14,7 +14,7 @@ from typing import Any
 from .figures.display import MARK as FIGURE_MARK
 from .figures.display import MIME as PLOTLY_MIME
 from .figures.display import script_json
-from .runs import RESULT_MIME
+from .runs import RESULT_MIME, recorded_result
 
 _TITLES = r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b(?!\[[0-9;]*m)"
 _HIDDEN = re.compile(
@@ -104,7 +104,7 @@ def _output(output: Any) -> str:
     if "text/markdown" in data:
         return f'<div class="text">{markdown(data["text/markdown"], links=False)}</div>'
     if RESULT_MIME in data:
-        return _pre(json.dumps(data[RESULT_MIME], indent=2, ensure_ascii=False))
+        return _pre(json.dumps(recorded_result(output), indent=2, ensure_ascii=False))
     if "application/vnd.jupyter.widget-view+json" in data:
         return _pre("(an interactive view: open the notebook in JupyterLab)", "stderr")
     text = str(data.get("text/plain", ""))

@@ -4,6 +4,7 @@ Tokens are the ids that were sampled, with the log-probs they were sampled at; t
 and is never tokenised again.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,7 +30,10 @@ class Turn:
     tokens, end-of-turn token included when it was sampled; logprobs (L,) float32, nats, under the behaviour policy.
     observation: the environment's text this turn answers; action: the command the environment was given;
     valid: whether the environment accepted it; truncated: the response was cut by the token limit.
-    Raises WorkbenchError where lengths differ, a turn has no tokens, or a log-prob is positive or not finite.
+    solver_before, solver_after: fewest actions to a win before and after the turn, inf where none is left;
+    solver_advantage: the turn's CAST advantage by those. None where no solver was asked, or it ran over its limit.
+    Raises WorkbenchError where lengths differ, a turn has no tokens, a log-prob is positive or not finite, or a
+    solver's value is impossible.
     """
 
     prompt_ids: np.ndarray
@@ -41,6 +45,9 @@ class Turn:
     reward: float = 0.0
     truncated: bool = False
     info: dict[str, Any] = field(default_factory=dict)
+    solver_before: float | None = None
+    solver_after: float | None = None
+    solver_advantage: float | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "prompt_ids", _ids(self.prompt_ids))
@@ -54,6 +61,11 @@ class Turn:
             )
         if not np.isfinite(self.logprobs).all() or (self.logprobs > 1e-4).any():
             raise WorkbenchError("turn: log-probs must be finite and at most 0")
+        for name in ("solver_before", "solver_after"):
+            if (value := getattr(self, name)) is not None and not value >= 0:
+                raise WorkbenchError(f"turn: {name} must be at least 0, or inf for a dead state, got {value}")
+        if self.solver_advantage is not None and not math.isfinite(self.solver_advantage):
+            raise WorkbenchError(f"turn: solver_advantage must be finite, got {self.solver_advantage}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +124,9 @@ class Batch:
     mean nothing; where something there is not finite or above 0, all of it becomes 0;
     entropy (B,T): of the policy at each sampled token, nats, or None; turn_rewards (E,K): what each turn earned, on the
     scale of reward, or None; anchors (E,K) long: label of the state each turn acted in, equal for equal states, or
-    None.
+    None; solver_advantages (E,K): of each turn by an exact solver, NaN where it has none, or None;
+    prior_rate (E,): success rate that was expected of the episode's task before it was played, or None;
+    sampled_logprobs (B,T): as the engine that sampled recorded them, where old_logprobs were scored anew, else None.
     Raises WorkbenchError where shapes, masks, indices or log-probs do not fit.
     """
 
@@ -130,6 +144,9 @@ class Batch:
     entropy: Tensor | None = None
     turn_rewards: Tensor | None = None
     anchors: Tensor | None = None
+    solver_advantages: Tensor | None = None
+    prior_rate: Tensor | None = None
+    sampled_logprobs: Tensor | None = None
 
     def __post_init__(self):
         shape = self.input_ids.shape
@@ -150,13 +167,15 @@ class Batch:
             "teacher_logprobs",
             "reference_logprobs",
             "entropy",
+            "sampled_logprobs",
         ):
             value = getattr(self, name)
             if value is not None and value.shape != shape:
                 raise WorkbenchError(f"batch: {name} has shape {tuple(value.shape)}, input_ids {tuple(shape)}")
         E = len(self.group_index)
-        for name in ("outcome", "reward"):
-            if getattr(self, name).shape != (E,):
+        for name in ("outcome", "reward", "prior_rate"):
+            value = getattr(self, name)
+            if value is not None and value.shape != (E,):
                 raise WorkbenchError(f"batch: {name} must have one value for each of {E} episodes")
         mask = self.response_mask
         if mask.dtype != torch.bool:
@@ -175,7 +194,7 @@ class Batch:
             raise WorkbenchError(f"batch: episode_index must lie in 0..{E - 1}")
         if not bool(((self.outcome == 0) | (self.outcome == 1)).all()):
             raise WorkbenchError("batch: outcome must be 0 or 1; put other scales in reward")
-        for name in ("old_logprobs", "teacher_logprobs", "reference_logprobs"):
+        for name in ("old_logprobs", "teacher_logprobs", "reference_logprobs", "sampled_logprobs"):
             value = getattr(self, name)
             if value is None or _is_logprob(value):
                 continue
@@ -186,7 +205,7 @@ class Batch:
             object.__setattr__(self, name, sampled_only)
         if not bool((self.turn_tokens > 0)[self.turn_mask].all()) or not bool((self.turn_counts > 0).all()):
             raise WorkbenchError("batch: an episode has no turns, or a gap in its turn numbers")
-        for name in ("turn_rewards", "anchors"):
+        for name in ("turn_rewards", "anchors", "solver_advantages"):
             value = getattr(self, name)
             if value is not None and value.shape != self.turn_mask.shape:
                 raise WorkbenchError(

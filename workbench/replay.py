@@ -16,15 +16,16 @@ from torch import Tensor
 
 from . import loss as losses
 from .composition import Method
-from .credit import gigpo
+from .credit import cast, gigpo
 from .errors import WorkbenchError
 from .methods import METHODS, method
 from .records import Batch, Credit, Episode, Turn
+from .tables import SOLVER
 
 CONTEXT_ID = 0  # the token that stands before an episode's first sampled one, for credit, which reads no prompts
 TURN_COLUMNS = ("episode", "turn", "token_ids")
 EPISODE_COLUMNS = ("episode", "group", "outcome")
-TOKEN_LISTS = ("old_logprobs", "teacher_logprobs", "entropy")
+TOKEN_LISTS = ("old_logprobs", "teacher_logprobs", "entropy", "sampled_logprobs")
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Replayed:
     """What one method makes of a batch, for the first update on it, where no ratio has moved and nothing is clipped.
 
     credit: as its rule returned it. push (B,T): the credit that a token has in the method's whole loss before tokens
-    are averaged, pg_coef * advantage less the slope of its auxiliary loss; the advantage itself where there is no such
-    loss. aux_slope (B,T): what that loss adds to dloss/dlogp, averaged over tokens, or None; slope (B,T): the whole
+    are averaged, pg_coef * advantage (times the engine weight where there is one) less the slope of its auxiliary loss.
+    aux_slope (B,T): what that loss adds to dloss/dlogp, averaged over tokens, or None; slope (B,T): the whole
     dloss/dlogp. All 0 off the mask. A KL penalty has no slope at the first update and is left out.
     """
 
@@ -69,9 +70,9 @@ def batch_of(
 
     One row an episode: a placeholder token, then the sampled tokens of all turns, so the rows are for credit and not
     for scoring: what the policy read in between is left out. Log-probs, rewards and entropy are float64 of what was
-    recorded in float32; teacher_logprobs and entropy are None where the run has none, anchors (equal observation texts
-    inside a group) where it has no texts. reward: "outcome" or "return", as in Batch.from_episodes. stand_ins, and
-    errors: as in `episodes_of`.
+    recorded in float32; teacher_logprobs, entropy, sampled_logprobs, prior_rate and solver_advantages are None where
+    the run has none, anchors (equal observation texts inside a group) where it has no texts. reward: "outcome" or
+    "return", as in Batch.from_episodes. stand_ins, and errors: as in `episodes_of`.
     """
     rows, heads = _recorded(turns, episodes, step, stand_ins=stand_ins)
     played = _played(rows, heads)
@@ -80,6 +81,10 @@ def batch_of(
     for name in TOKEN_LISTS:
         if _has(rows, name):
             changes[name] = _laid_out(rows, name, batch)
+    if "prior_rate" in heads.columns and not heads["prior_rate"].null_count():
+        changes["prior_rate"] = torch.from_numpy(heads["prior_rate"].to_numpy(writable=True))
+    if any(turn.solver_advantage is not None for episode in played for turn in episode.turns):
+        changes["solver_advantages"] = cast.solver_advantages(played)
     if _tells_states(played):
         changes["anchors"] = gigpo.anchors(played)
     return batch.with_(**changes), rows.select("episode", "turn").rows()
@@ -114,6 +119,10 @@ def lacking(batch: Batch, built: Method) -> str:
         return "reads the log-probs of a privileged teacher, and the run was recorded without one"
     if built.anchors and batch.anchors is None:
         return "compares turns taken in the same state, and no observation texts were recorded to tell states by"
+    if built.needs_solver and batch.solver_advantages is None:
+        return "reads an exact solver's values, and the run was recorded without one (setting record_solver)"
+    if built.reads_prior and batch.prior_rate is None:
+        return "compares with a success rate expected beforehand, which the tables do not hold for every episode"
     if built.aux and built.aux.coef:
         if built.aux.divergence:
             return "compares whole distributions over the vocabulary, and only sampled tokens are recorded"
@@ -133,8 +142,9 @@ def credit_of(batch: Batch, built: Method, step: int = 0, max_tokens: int | None
     own, aux, old = built.loss, built.aux, batch.old_logprobs
     credit = built.credit(batch, step)
     weights = losses.token_weights(batch, own.aggregation, max_tokens)
-    slope = losses.dloss_dlogp(old, old, credit.advantages, weights, own, batch.turn_index)
-    push, added = own.pg_coef * credit.advantages, None
+    advantages = losses.weighted(credit.advantages, batch, own)
+    slope = losses.dloss_dlogp(old, old, advantages, weights, own, batch.turn_index, episode_index=batch.episode_index)
+    push, added = own.pg_coef * advantages, None
     if aux and aux.coef and aux.gradient:
         each = torch.where(batch.response_mask, aux.gradient(old, batch.teacher_logprobs, old, batch.entropy), 0)
         added = losses.token_weights(batch, "token_mean") * each
@@ -303,7 +313,7 @@ def _episode(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], context
             turn = Turn(
                 prompt, response, np.asarray(row["old_logprobs"]), row.get("observation") or "",
                 row.get("action") or "", True if valid is None else valid, reward, bool(row.get("truncated")),
-                {"response": row.get("response") or ""},
+                {"response": row.get("response") or ""}, *(row.get(name) for name in SOLVER),
             )  # fmt: skip
         except WorkbenchError as error:
             raise WorkbenchError(

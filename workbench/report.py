@@ -25,6 +25,7 @@ from .runs.files import atomic_write
 from .runs.manifest import artifacts
 from .share import Shared, plain_html
 
+FOLD = 4  # lines of a value behind its first, from which on they are folded away
 EPISODES = 200  # most episodes that a report takes unless told otherwise
 _WEBGL = {"scattergl", "heatmapgl", "splom", "parcoords", "scatter3d", "surface", "mesh3d", "scatterpolargl"}
 _STATES = ("complete", "running", "failed", "interrupted")
@@ -266,7 +267,9 @@ def _header(manifest: Mapping[str, Any], name: str) -> str:
     }
     facts = {name: value for name, value in facts.items() if value not in (None, "")}
     error = manifest.get("error")
-    columns = (("Result", manifest.get("result")), ("Run", facts)), (("Parameters", manifest.get("parameters")),)
+    found = manifest.get("result") or {}
+    found = {name: found[name] for name in ("verdict", *found) if name in found}  # what was found, before its numbers
+    columns = (("Result", found), ("Run", facts)), (("Parameters", manifest.get("parameters")),)
     tables = "".join(
         "<div>" + "".join(f"<h2>{title}</h2>{_table(rows)}" for title, rows in column if rows) + "</div>"
         for column in columns
@@ -288,8 +291,17 @@ def _duration(seconds: float | None) -> str:
 
 
 def _table(rows: Mapping[str, Any]) -> str:
-    cells = ((plain_html(str(name)), plain_html(_shown(value))) for name, value in rows.items())
+    cells = ((plain_html(str(name)), _folded(_shown(value))) for name, value in rows.items())
     return "<table>" + "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in cells) + "</table>"
+
+
+def _folded(text: str) -> str:
+    """HTML of a value: all of it, or where it has many lines its first and the others on a click."""
+    first, _, rest = text.partition("\n")
+    more = rest.count("\n") + 1
+    if more < FOLD:
+        return plain_html(text)
+    return f"<details><summary>{plain_html(first)} <i>and {more} more</i></summary>{plain_html(rest)}</details>"
 
 
 def _shown(value: Any) -> str:
@@ -298,7 +310,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict) and value:
         return "\n".join(f"{name}  {_shown(inner)}" for name, inner in value.items())
     if isinstance(value, list) and value and not any(isinstance(inner, dict | list) for inner in value):
-        return ", ".join(map(_shown, value))
+        sentences = any(isinstance(inner, str) and inner.endswith(".") for inner in value)
+        return ("\n" if sentences else ", ").join(map(_shown, value))
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)
-    return "" if value is None else str(value)
+    return "–" if value is None else str(value)

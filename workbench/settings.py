@@ -2,18 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from . import shipped, smollm2
+from . import shipped, smollm2, trackers
 from .config import from_mapping
 from .envs import ENVIRONMENTS
 from .errors import WorkbenchError, unknown
 from .methods import method
 from .policy import Policy
+from .prompts import PromptStyle
+from .runs.files import read_json
+from .sampling import check
 from .skills import RETRIEVALS
+
+# One small model learnt the three games; those of other environments have the environment's name.
+SMALL_MODELS = dict.fromkeys(("rush_hour", "sokoban", "minesweeper"), "games-small")
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,7 @@ class TrainConfig:
     method_options: dict = field(default_factory=dict)  # options of that method
     env: str = "twc"  # a name of envs.ENVIRONMENTS
     env_options: dict = field(default_factory=dict)
-    model: str = "default"  # a hub name, a folder, "default" (the small one shipped for the environment) or "smollm2"
+    model: str = "default"  # hub name, folder, shipped model ("default": the small one of the environment), "smollm2"
     random_init: bool = False  # build the model from its config alone
     device: str = "auto"
     dtype: str = "auto"  # of the computation: auto, float32 or bfloat16; weights are float32
@@ -43,8 +50,9 @@ class TrainConfig:
     max_invalid: int = 3  # invalid actions that end an episode; 0 never
     temperature: float = 1.0
     prompt: str = "auto"  # plain or action (see prompts.PromptStyle); auto: plain for the default model, else action
-    history: int = -1  # -1 the whole conversation; k the last k turns in a fresh prompt
+    history: int = -1  # k the last k turns in a fresh prompt; -1 the whole conversation, or as the small model learnt
     reward: str = "outcome"  # what advantages compare: outcome (0/1) or return
+    record_solver: str | bool = "auto"  # ask an exact solver around every turn: on, off; auto: if the method reads it
     layout: str = "auto"  # rows of a batch: auto, episode or turn
     old_logprobs: str = (
         "auto"  # sampled, scored, or auto: sampled in float32, else scored (rounding differs in bfloat16)
@@ -56,14 +64,16 @@ class TrainConfig:
     warmup_steps: int = 0
     weight_decay: float = 0.0
     grad_clip: float = 1.0
-    micro_tokens: int = 16384
+    micro_tokens: int = 0  # tokens that go through the model at once; 0: what suits the device (policy.micro_tokens)
     eval_every: int = 5
     eval_games: int = 96  # games of each panel
+    eval_panels: str = "all"  # heldout: no unseen objects and no teacher at both ends, for studies of many runs
     eval_temperature: float = 1.0
     eval_seed: int = 20260101
     checkpoint_every: int = 5
     monitor_every: int = 1  # updates between rows of the modules table
     record_turns_every: int = 1  # steps between turn tables
+    trackers: list = field(default_factory=list)  # sinks beside the tables: names of trackers.TRACKERS; decide nothing
 
     def __post_init__(self):
         if self.env not in ENVIRONMENTS:
@@ -73,11 +83,17 @@ class TrainConfig:
         for name in ("steps", "tasks_per_step", "group_size", "live_episodes", "max_turns", "max_response_tokens"):
             if getattr(self, name) < 1:
                 raise WorkbenchError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("eval_every", "checkpoint_every", "monitor_every", "record_turns_every", "micro_tokens"):
+        for name in ("eval_every", "checkpoint_every", "monitor_every", "record_turns_every"):
             if getattr(self, name) < 1:
                 raise WorkbenchError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.micro_tokens < 0:
+            raise WorkbenchError(f"micro_tokens must be at least 0, got {self.micro_tokens}")
         if self.prompt not in ("auto", "plain", "action"):
             raise WorkbenchError(f"prompt must be auto, plain or action, got {self.prompt!r}")
+        if self.record_solver not in ("auto", "on", "off", True, False):
+            raise WorkbenchError(f"record_solver must be auto, on or off, got {self.record_solver!r}")
+        if self.eval_panels not in ("all", "heldout"):
+            raise WorkbenchError(f"eval_panels must be all or heldout, got {self.eval_panels!r}")
         if self.old_logprobs not in ("auto", "sampled", "scored"):
             raise WorkbenchError(f"old_logprobs must be auto, sampled or scored, got {self.old_logprobs!r}")
         if not self.temperature > 0:
@@ -86,9 +102,13 @@ class TrainConfig:
             raise WorkbenchError(f"lr must be above 0 and kl_coef at least 0, got {self.lr} and {self.kl_coef}")
         if self.skill_retrieval not in RETRIEVALS:
             raise unknown("skill_retrieval", str(self.skill_retrieval), RETRIEVALS)
+        trackers.check(self.trackers)
         if self.lora_rank < 0:
             raise WorkbenchError(f"lora_rank must be at least 0, got {self.lora_rank}")
-        method(self.method, **self.method_options)
+        built = method(self.method, **self.method_options)
+        if built.needs_solver and self.record_solver in ("off", False):
+            raise WorkbenchError(f"method {self.method!r} reads an exact solver's values, and record_solver is off")
+        check(built.sampling, self.tasks_per_step, self.group_size, self.reward, built.reads_prior)
 
 
 def from_parameters(parameters: Mapping[str, Any]) -> TrainConfig:
@@ -98,20 +118,35 @@ def from_parameters(parameters: Mapping[str, Any]) -> TrainConfig:
     return from_mapping(TrainConfig, given | parameters.get("more", {}))
 
 
+def small_model(config: TrainConfig) -> Path | None:
+    """The folder of the shipped small model that a configuration names, None where it names another."""
+    name = SMALL_MODELS.get(config.env, f"{config.env}-small") if config.model == "default" else config.model
+    folder = shipped.data("models", name)
+    return folder if folder.parent == shipped.data("models") and folder.is_dir() else None
+
+
+def prompt_style(config: TrainConfig) -> PromptStyle:
+    """How a game becomes a conversation: as the configuration says, and where that is left open, as the shipped small
+    model learnt it (one that learnt single turns is shown no earlier ones)."""
+    small = small_model(config)
+    style = config.prompt if config.prompt != "auto" else "plain" if small else "action"
+    history = config.history
+    if small and config.prompt == "auto" and history < 0:
+        history = read_json(small / "warmstart.json").get("history", -1)
+    return PromptStyle(style, history, show_admissible=style == "action")
+
+
 def load_policy(config: TrainConfig) -> Policy:
-    """The policy a configuration names: "default", "smollm2", a hub name or a folder."""
-    if config.model == "default":
-        name = shipped.data("models", f"{config.env}-small")
-        if not name.is_dir():
-            raise WorkbenchError(
-                f"no small model is shipped for environment {config.env!r}: set model to a folder, a hub name or "
-                f"'smollm2', or make one with: python -m workbench.warmstart --env {config.env} --out FOLDER"
-            )
-    elif config.model == "smollm2":
-        name = smollm2.folder()
-    else:
-        name = config.model
+    """The policy a configuration names: a shipped small one, "smollm2", a hub name or a folder."""
+    small = small_model(config)
+    if config.model == "default" and not small:
+        raise WorkbenchError(
+            f"no small model is shipped for environment {config.env!r}: set model to a folder, a hub name or "
+            f"'smollm2', or make one with: python -m workbench.warmstart --env {config.env} --out FOLDER"
+        )
+    name = small or (smollm2.folder() if config.model == "smollm2" else config.model)
     policy = Policy.load(name, config.device, config.dtype, random_init=config.random_init, seed=config.seed)
+    policy.micro_tokens = config.micro_tokens or policy.micro_tokens
     if config.lora_rank:
         add_adapters(policy.model, config.lora_rank, config.seed)
     return policy

@@ -1,4 +1,4 @@
-"""Where shipped notebooks and data are: beside the package in a checkout, inside it in an installed wheel."""
+"""Where shipped notebooks, studies and data are: beside the package in a checkout, inside it in an installed wheel."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ _CHECKOUT = _PACKAGE.parent
 
 
 def root(folder: str) -> Path:
-    """The folder "notebooks" or "data" of this installation."""
+    """The folder "notebooks", "studies" or "data" of this installation."""
     in_checkout = _CHECKOUT / folder
     return in_checkout if (_CHECKOUT / "pyproject.toml").is_file() and in_checkout.is_dir() else _PACKAGE / folder
 
@@ -22,6 +22,11 @@ def data(*parts: str) -> Path:
 def notebooks() -> dict[str, Path]:
     """Every shipped notebook by its name, without the ending."""
     return {path.stem: path for path in sorted(root("notebooks").glob("*.ipynb"))}
+
+
+def studies() -> dict[str, Path]:
+    """Every shipped study (workbench/sweep/study.py) by its name, without the ending."""
+    return {path.stem: path for path in sorted(root("studies").glob("*.toml"))}
 
 
 def notebook(name_or_path: str | Path) -> Path:
@@ -38,4 +43,6 @@ def notebook(name_or_path: str | Path) -> Path:
         return known[name]
     if path.is_file():
         raise WorkbenchError(f"{path} is not a notebook: a file ending in .ipynb is expected")
+    if len(path.parts) > 1:
+        raise WorkbenchError(f"no notebook at {path}; shipped ones, by name: {', '.join(known)}")
     raise unknown("notebook", str(name_or_path), known)

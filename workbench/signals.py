@@ -29,6 +29,15 @@ SIGNALS = (
     Signal("log_ratio", "log ratio teacher − old", "nats", "blue: the teacher finds the token likelier than it was"),
     Signal("old_logprobs", "log p when sampled", "nats", "darker: the token was a surprise"),
     Signal("teacher_logprobs", "log p of the teacher", "nats", "darker: the teacher is surprised"),
+    Signal("decision", "decision (DEAR)", "0 or 1", "dark: where the agent decided, the most undecided", centre=None),
+    Signal("support", "evidence (DEAR)", "0 or 1", "dark: what a decision rests on, distilled with it", centre=None),
+    Signal(
+        "support_score",
+        "evidence score (DEAR)",
+        "from 0 to 2",
+        "darker: closer to a decision, and disputed by the teacher",
+        centre=None,
+    ),
 )
 DERIVED = {"log_ratio": ("teacher_logprobs", "old_logprobs")}
 

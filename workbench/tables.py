@@ -10,12 +10,19 @@ from torch import Tensor
 from .loss import masked_mean
 from .records import Batch, Credit, Episode
 
-TURN_SCALARS = ("evidence", "belief_before", "belief", "revision", "z", "weight", "turn_advantage", "pivotal")
+TURN_SCALARS = (
+    "evidence", "belief_before", "belief", "revision", "z", "weight", "solver_share", "turn_advantage", "pivotal",
+)  # fmt: skip
+SOLVER = ("solver_before", "solver_after", "solver_advantage")  # of a run that asked an exact solver, null elsewhere
 TOKEN_LISTS = ("old_logprobs", "teacher_logprobs", "gap", "gate", "advantage", "dloss_dlogp", "entropy")
+CHOSEN_LISTS = ("decision", "support", "support_score")  # of a method that distils some tokens and not others
 
 
-def episodes_frame(step: int, episodes: Sequence[Episode], advantage: Tensor, prior: Tensor) -> pl.DataFrame:
-    """One row an episode. advantage, prior: (E,), the group-relative advantage and the group's success rate."""
+def episodes_frame(
+    step: int, episodes: Sequence[Episode], advantage: Tensor, prior: Tensor, prior_rate: Tensor | None = None
+) -> pl.DataFrame:
+    """One row an episode. advantage, prior: (E,), the group-relative advantage and the group's success rate;
+    prior_rate: (E,), what was expected of the task before, or None."""
     rows = [
         {
             "step": step,
@@ -29,13 +36,14 @@ def episodes_frame(step: int, episodes: Sequence[Episode], advantage: Tensor, pr
             "return": e.total_reward,
             "advantage": advantage[i].item(),
             "prior": prior[i].item(),
+            "prior_rate": None if prior_rate is None else prior_rate[i].item(),
             "n_turns": len(e.turns),
             "n_tokens": sum(len(t.response_ids) for t in e.turns),
             "stop_reason": e.stop_reason,
         }
         for i, e in enumerate(episodes)
     ]
-    return pl.DataFrame(rows)
+    return pl.DataFrame(rows, schema_overrides={"prior_rate": pl.Float64})
 
 
 def turns_frame(
@@ -50,7 +58,8 @@ def turns_frame(
 
     context_ids: the tokens that came before the response; where `continues`, only those after the turn before, so that
     the rows of an episode one after another are what the policy saw. tokens: (B,T) tensors named as TOKEN_LISTS, None
-    where the method has none. pieces: token ids -> their strings.
+    where the method has none; a column of CHOSEN_LISTS, or sampled_logprobs, is there only where given. pieces: token
+    ids -> their strings.
     """
     turns = [(i, k, turn) for i, e in enumerate(episodes) for k, turn in enumerate(e.turns)]
     contexts = [context for e in episodes for context in _contexts(e)]
@@ -65,12 +74,15 @@ def turns_frame(
         "valid": [t.valid for _, _, t in turns],
         "truncated": [t.truncated for _, _, t in turns],
         "reward": [float(t.reward) for _, _, t in turns],
+        **{name: pl.Series([getattr(t, name) for _, _, t in turns], dtype=pl.Float64) for name in SOLVER},
         "context_ids": pl.Series([ids.tolist() for ids, _ in contexts], dtype=pl.List(pl.Int32)),
         "continues": [continues for _, continues in contexts],
         "token_ids": pl.Series([t.response_ids.tolist() for _, _, t in turns], dtype=pl.List(pl.Int32)),
         "pieces": pl.Series([pieces(t.response_ids) for _, _, t in turns], dtype=pl.List(pl.String)),
     }
     columns |= token_lists(batch, {name: tokens.get(name) for name in TOKEN_LISTS})
+    rare = (*CHOSEN_LISTS, "sampled_logprobs")
+    columns |= token_lists(batch, {name: tokens[name] for name in rare if tokens.get(name) is not None})
     columns |= turn_scalars(batch, credit.turns)
     return pl.DataFrame(columns)
 
@@ -137,18 +149,25 @@ def evals_frame(step: int, panel: str, role: str, episodes: Sequence[Episode]) -
 def rollout_summary(drawn: Sequence[Episode], advantages: Tensor, mask: Tensor, batch: Batch) -> dict[str, Any]:
     """Facts of a step's rollouts: rates over all that were drawn, the rest over the batch that was kept for training.
 
-    zero_advantage_share: of the batch's sampled tokens, those that the policy loss ignores.
+    success is a mean over episodes, success_tasks over groups, each of which counts alike however many episodes it has.
+    zero_advantage_share: of the batch's sampled tokens, those that the policy loss ignores. n_unsolved: episodes drawn
+    that a solver has no values for, None where none was asked.
     """
     turns = [t for e in drawn for t in e.turns]
+    outcomes: dict[int, list[int]] = {}
+    for e in drawn:
+        outcomes.setdefault(e.group, []).append(e.outcome)
     groups = batch.group_index.unique()
     mixed = sum(len(batch.reward[batch.group_index == g].unique()) > 1 for g in groups)
     picked = advantages[mask]
+    unsolved = sum(any(turn.solver_advantage is None for turn in e.turns) for e in drawn)
     return {
         "n_drawn": len(drawn),
         "n_episodes": len(batch.outcome),
         "n_groups": len(groups),
         "n_mixed_groups": mixed,
         "success": float(np.mean([e.outcome for e in drawn])),
+        "success_tasks": float(np.mean([np.mean(own) for own in outcomes.values()])),
         "return_mean": float(np.mean([e.total_reward for e in drawn])),
         "turns_mean": len(turns) / len(drawn),
         "response_tokens": int(mask.sum()),
@@ -156,6 +175,7 @@ def rollout_summary(drawn: Sequence[Episode], advantages: Tensor, mask: Tensor, 
         "truncated_rate": sum(t.truncated for t in turns) / len(turns),
         "advantage_std": float(picked.std(correction=0)),
         "zero_advantage_share": float((picked == 0).float().mean()),
+        "n_unsolved": None if batch.solver_advantages is None else unsolved,
     }
 
 

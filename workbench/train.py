@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,27 @@ import numpy as np
 import polars as pl
 import torch
 
-from . import envs, shipped, tables
+from . import envs, sampling, shipped, tables, trackers, values
 from . import loss as losses
-from .budget.dynamic_sampling import mixed_groups
-from .credit import agent_opsd, grpo
-from .distill import sdar
+from .budget.history import History, HistoryConfig
+from .composition import make_gate
+from .credit import cast
 from .envs.base import Task
 from .errors import WorkbenchError
-from .methods import make_gate, method
+from .methods import method
 from .policy import Policy
-from .prompts import Chat, PromptStyle
+from .prompts import Chat
+from .recording import record, record_seconds
 from .records import Batch, Episode
 from .reuse.dgg import Decision
 from .reuse.lm_head import IsolatedHead, WeightMonitor
-from .rollout import Job, Limits, Teacher, play
+from .rollout import Limits, Teacher, play
 from .runs.folder import RunFolder
-from .settings import TrainConfig, load_policy
+from .selection import Chosen, choose
+from .settings import TrainConfig, load_policy, prompt_style
 from .skills import SkillBank, privileged_inputs, skill_ids
 from .update import Diverged, TeacherRows, UpdateConfig, accumulate, teacher_logprobs
-
-_TASKS, _TRAIN, _PANEL = 1, 2, 3  # purposes of a random draw
+from .verifying import Verifier
 
 
 class Trainer:
@@ -50,9 +51,11 @@ class Trainer:
         self.config, self.folder, self.message = config, folder, message
         self.method = method(config.method, **config.method_options)
         self.policy = load_policy(config)
-        style = config.prompt if config.prompt != "auto" else "plain" if config.model == "default" else "action"
-        self.chat = Chat(self.policy.tokenizer, PromptStyle(style, config.history, show_admissible=style == "action"))
+        self.chat = Chat(self.policy.tokenizer, prompt_style(config))
         self.envs = envs.make(config.env, config.live_episodes, **config.env_options)
+        self.asks_solver = config.record_solver in ("on", True) or self.method.needs_solver
+        if self.asks_solver:
+            envs.require_solver(config.env, self.envs.envs[0])
         self.limits = Limits(config.max_turns, config.max_response_tokens, config.max_context, config.max_invalid)
         student_reads = self.method.skills != "never"
         self.teacher = self._teacher() if self.method.needs_teacher or config.teacher or student_reads else None
@@ -75,14 +78,19 @@ class Trainer:
         self.reader = (self.reference or self._first_policy()) if frozen else self.policy
         self.update = UpdateConfig(
             config.kl_coef, config.entropy_coef, config.temperature, config.max_turns * config.max_response_tokens,
-            config.micro_tokens,
+            self.policy.micro_tokens,
         )  # fmt: skip
+        own = self.method.verification
+        self.verifier = Verifier(own, config, self.chat, message) if own else None
         self.step, self.updates, self.extra = 0, 0, 0  # extra: batches that dynamic sampling drew beside one a step
         self.drawn: list[Episode] = []  # everything played in this step, kept or not
+        self.chosen: Chosen | None = None  # which of this step's tokens are distilled, where the method chooses
+        self.history = History(self.method.history or HistoryConfig())  # of the steps before this one
 
     def run(self, on_step: Callable[["Trainer"], Any] | None = None) -> None:
         """Train to the last step. on_step is called after each, e.g. to redraw a curve."""
-        with self.folder.lock():
+        sinks = trackers.follow(self.folder, asdict(self.config), self.config.trackers, self.message)
+        with self.folder.lock(), sinks as tell:
             if not self._resume():
                 self.folder.truncate(-1)
                 if self.config.group_size == 1:
@@ -96,53 +104,60 @@ class Trainer:
                     self._evaluate()
                 if last or self.step % self.config.checkpoint_every == 0:
                     self._checkpoint()
+                tell(self.step)
                 if on_step:
                     on_step(self)
 
     def rollout(self, step: int) -> list[Episode]:
-        """The groups of a step: `tasks_per_step` tasks, `group_size` episodes each.
+        """The groups of a step: `tasks_per_step` tasks, `group_size` episodes each where sampling does not decide."""
+        c, skilled = self.config, self.teacher if self.method.skills != "never" else None
+        if self.method.values:
+            texts = {t.id: self.envs.envs[0].reset(t.id).observation for t in self.tasks_of(step + self.extra)}
+            self.history = values.foresee(self.history, self.policy, texts, self.method.values)
+        dealer = sampling.Dealer(
+            c.seed, step, c.group_size, c.reward,
+            deal=lambda batch: self.tasks_of(step + self.extra + batch),
+            play=lambda jobs: play(
+                self.policy, self.chat, self.envs, jobs, self.limits, c.temperature, skilled, solver=self.asks_solver,
+                say=self.message,
+            ),
+            kind=lambda task: self.envs.envs[0].reset(task.id).info.get("kind", task.kind),
+            history=self.history, say=self.message,
+        )  # fmt: skip
+        self.sampled = sampling.draw(self.method.sampling, dealer)
+        self.drawn = self.sampled.played
+        return self.sampled.kept
 
-        Where the method samples dynamically, batches are drawn until that many groups are mixed or none may be drawn.
-        """
-        c, most, kept, self.drawn = self.config, self.method.sampling.max_batches, [], []
-        for attempt in range(most):
-            jobs = [
-                Job(task, group, (c.seed, step, _TRAIN, group * c.group_size + member))
-                for group, task in enumerate(self._tasks_of(step + self.extra + attempt), attempt * c.tasks_per_step)
-                for member in range(c.group_size)
-            ]
-            skilled = self.teacher if self.method.skills != "never" else None
-            episodes = play(self.policy, self.chat, self.envs, jobs, self.limits, c.temperature, skilled)
-            self.drawn += episodes
-            if most == 1:
-                return episodes
-            reward = torch.tensor([float(e.outcome if c.reward == "outcome" else e.total_reward) for e in episodes])
-            mixed = mixed_groups(reward, torch.tensor([e.group for e in episodes]))
-            kept += [e for e, keep in zip(episodes, mixed.tolist(), strict=True) if keep]
-            if len(kept) >= len(jobs):
-                break
-            self.message(f"step {step + 1}: {len(kept) // c.group_size} of {c.tasks_per_step} groups are mixed")
-        return kept[: len(jobs)] or episodes
-
-    def batch(self, episodes: Sequence[Episode]) -> Batch:
-        """Rows of tokens with old, teacher and reference log-probs."""
+    def rows(self, episodes: Sequence[Episode], reward: str) -> Batch:
+        """Rows of tokens with old and reference log-probs."""
         c, policy = self.config, self.policy
-        batch = Batch.from_episodes(episodes, c.layout, policy.pad_id, c.reward).to(policy.device)
+        batch = Batch.from_episodes(episodes, c.layout, policy.pad_id, reward).to(policy.device)
         if c.old_logprobs == "scored" or (c.old_logprobs == "auto" and policy.compute_dtype is not None):
             scored, _ = policy.score_rows(batch.input_ids, batch.lengths, batch.response_mask, c.temperature)
-            batch = batch.with_(old_logprobs=scored)
-        if self.method.anchors:
-            batch = batch.with_(anchors=self.method.anchors(episodes).to(policy.device))
-        if self.scores_teacher:
-            rows = self.teacher_rows(batch, episodes)
-            batch = batch.with_(teacher_logprobs=teacher_logprobs(batch, rows, c.temperature))
+            batch = batch.with_(old_logprobs=scored, sampled_logprobs=batch.old_logprobs)
         if self.reference:
             ref, _ = self.reference.score_rows(batch.input_ids, batch.lengths, batch.response_mask, c.temperature)
             batch = batch.with_(reference_logprobs=ref)
         return batch
 
+    def batch(self, episodes: Sequence[Episode]) -> Batch:
+        """The rows of played episodes, with teacher log-probs and what else the method reads."""
+        c, policy = self.config, self.policy
+        batch = self.rows(episodes, c.reward)
+        if self.asks_solver:
+            batch = batch.with_(solver_advantages=cast.solver_advantages(episodes).to(policy.device))
+        if self.method.anchors:
+            batch = batch.with_(anchors=self.method.anchors(episodes).to(policy.device))
+        if self.method.reads_prior:
+            rates = [self.history.rate(e.task, e.kind) for e in episodes]
+            batch = batch.with_(prior_rate=torch.tensor(rates, dtype=torch.float64, device=policy.device))
+        if self.scores_teacher:
+            rows = self.teacher_rows(batch, episodes)
+            batch = batch.with_(teacher_logprobs=teacher_logprobs(batch, rows, c.temperature))
+        return batch
+
     def _train_step(self) -> None:
-        step, self.seconds = self.step, {}
+        c, step, self.seconds = self.config, self.step, {}
         with self._timed("rollout"):
             episodes = self.rollout(step)
         with self._timed("score"):
@@ -151,14 +166,25 @@ class Trainer:
             credit = self.method.credit(batch, step)
         with self._timed("update"):
             teacher = self.teacher_rows(batch, episodes) if self.divergence else None
+            if self.divergence and self.method.aux.keep:
+                micro, keep = self.update.micro_tokens, self.method.aux.keep
+                self.chosen = choose(self.policy, batch, teacher, keep, c.temperature, micro)
+                teacher = replace(teacher, keep=self.chosen.keep)
             first, rows, modules = self._reuse(step, batch, credit.advantages, teacher)
         with self._timed("record"):
-            self._record(step, episodes, batch, credit, first, rows, modules)
-        self.folder.write_table(
-            "timings", step, pl.DataFrame([{"step": step, "stage": k, "seconds": v} for k, v in self.seconds.items()])
-        )
+            record(
+                self.folder, step, episodes, batch, credit, first.entropy, self.method, rows, modules,
+                pieces=self.policy.tokenizer.convert_ids_to_tokens, lr=self.optimizer.param_groups[0]["lr"],
+                max_tokens=self.update.max_tokens, kl_coef=c.kl_coef, drawn=self.drawn, chosen=self.chosen,
+                budget=self.sampled.budget, turns=step % c.record_turns_every == 0,
+            )  # fmt: skip
+        if self.verifier:
+            with self._timed("verify"):
+                self.verifier.follow(self, step)
+        record_seconds(self.folder, step, self.seconds)
         self.step = step + 1
-        self.extra += len(self.drawn) // (self.config.tasks_per_step * self.config.group_size) - 1
+        self.extra += self.sampled.batches - 1
+        self.history = values.after(self.history, self.drawn, self.method.values)
         success = np.mean([e.outcome for e in self.drawn])
         self.message(
             f"step {self.step}/{self.config.steps}  success {success:.2f}  loss {rows[-1]['loss']:+.4f}  "
@@ -188,8 +214,9 @@ class Trainer:
                     f"step {step}: the gradient is not finite; the last checkpoint is kept in {self.folder.path}"
                 )
             ratios = losses.ratio_metrics(
-                gradient.logprobs, batch.old_logprobs, batch.counted, advantages, self.method.loss, batch.turn_index
-            )
+                gradient.logprobs, batch.old_logprobs, batch.counted, advantages, self.method.loss, batch.turn_index,
+                batch.episode_index,
+            )  # fmt: skip
             watched = {
                 "energy": energy, "norm": math.sqrt(energy), "grad_norm": grad_norm, "kl": ratios["approx_kl"],
                 "chi2": ratios["chi2"],
@@ -212,65 +239,9 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return first, rows, modules
 
-    def _record(self, step, episodes, batch, credit, first, rows, modules) -> None:
-        c, mask = self.config, batch.counted
-        gap = (
-            None
-            if batch.teacher_logprobs is None
-            else torch.where(mask, batch.teacher_logprobs - batch.old_logprobs, 0)
-        )
-        own, aux = self.method.loss, self.method.aux
-        gate = (aux and aux.gate) or sdar.SDARConfig()
-        gates = None if gap is None else sdar.gate(gap, gate, first.entropy)
-        weights = losses.token_weights(batch, own.aggregation, self.update.max_tokens)
-        slope = losses.dloss_dlogp(
-            batch.old_logprobs, batch.old_logprobs, credit.advantages, weights, own, batch.turn_index,
-            batch.reference_logprobs, c.kl_coef,
-        )  # fmt: skip
-        if aux and aux.coef and aux.gradient:
-            own_slope = aux.gradient(batch.old_logprobs, batch.teacher_logprobs, batch.old_logprobs, first.entropy)
-            slope = slope + losses.token_weights(batch, "token_mean") * own_slope
-        if self.divergence:
-            slope = None  # its gradient is not one of the sampled token's log-prob alone
-        summary = {
-            "step": step,
-            **tables.rollout_summary(self.drawn, credit.advantages, mask, batch),
-            "updates": sum(r["applied"] for r in rows),
-            "discarded": sum(r["signal"] and not r["applied"] for r in rows),
-            "stopped_early": rows[-1]["stop"],
-            **{name: rows[0][name] for name in ("loss", "pg_loss", "aux_loss", "grad_norm")},
-            "kl_reference": rows[0]["kl_reference"],
-            **{name: rows[-1][name] for name in ("kl", "clip_fraction", "ratio_max", "chi2")},
-            "head_energy": rows[0]["energy"],
-            "entropy": float(losses.masked_mean(first.entropy, mask)),
-            "lr": self.optimizer.param_groups[0]["lr"],
-            **tables.gap_summary(gap, gates, mask),
-            **dict.fromkeys(("belief_saturated", "revision_tiny", "pivotal_share")),
-        }
-        if "belief" in credit.turns:
-            summary |= agent_opsd.saturation(credit.turns, batch.turn_mask)
-        write = self.folder.write_table
-        write("steps", step, pl.DataFrame([summary], infer_schema_length=None, schema_overrides=_NULLABLE))
-        write("updates", step, pl.DataFrame(rows, infer_schema_length=None, schema_overrides=_NULLABLE))
-        if modules:
-            write("modules", step, pl.DataFrame(modules, infer_schema_length=None, schema_overrides=_NULLABLE))
-        advantage = grpo.group_advantage(batch.reward, batch.group_index)
-        write("episodes", step, tables.episodes_frame(step, episodes, advantage, agent_opsd.prior(batch)))
-        if step % c.record_turns_every == 0:
-            tokens = {
-                "old_logprobs": batch.old_logprobs, "teacher_logprobs": batch.teacher_logprobs, "gap": gap,
-                "gate": gates, "advantage": credit.advantages, "dloss_dlogp": slope, "entropy": first.entropy,
-            }  # fmt: skip
-            pieces = self.policy.tokenizer.convert_ids_to_tokens
-            write(
-                "turns",
-                step,
-                tables.turns_frame(step, episodes, batch, credit, tokens, lambda ids: pieces(ids.tolist())),
-            )
-
     def _evaluate(self) -> None:
         """Play the panels: heldout as student every time; at both ends unseen objects too, and the teacher."""
-        ends = self.step in (0, self.config.steps)
+        ends = self.step in (0, self.config.steps) and self.config.eval_panels == "all"
         splits = self.envs.envs[0].splits
         panels = [(splits[1] if len(splits) > 1 else splits[0], "student")]
         if ends:
@@ -288,19 +259,12 @@ class Trainer:
     def evaluate(self, panel: str, teacher: Teacher | None = None) -> list[Episode]:
         """One episode of each of the panel's fixed games, drawn by eval_seed and the same in every run."""
         c = self.config
-        tasks = self.envs.tasks(panel)
-        chosen = np.random.default_rng([c.eval_seed, _PANEL]).permutation(len(tasks))[: c.eval_games]
-        jobs = [Job(tasks[i], n, (c.eval_seed, _PANEL, n)) for n, i in enumerate(chosen)]
+        jobs = sampling.panel_jobs(self.envs.tasks(panel), c.eval_seed, c.eval_games)
         return play(self.policy, self.chat, self.envs, jobs, self.limits, c.eval_temperature, teacher)
 
-    def _tasks_of(self, number: int) -> list[Task]:
-        """Tasks of a numbered batch, in an order that passes over all of them before it repeats."""
-        n, per = len(self.train_tasks), self.config.tasks_per_step
-        out = []
-        for position in range(number * per, (number + 1) * per):
-            order = np.random.default_rng([self.config.seed, _TASKS, position // n]).permutation(n)
-            out.append(self.train_tasks[order[position % n]])
-        return out
+    def tasks_of(self, number: int) -> list[Task]:
+        """The training tasks of a numbered batch."""
+        return sampling.tasks_of(self.train_tasks, self.config.seed, number, self.config.tasks_per_step)
 
     def _teacher(self) -> Teacher:
         folder = self.config.skills
@@ -321,7 +285,9 @@ class Trainer:
     def _first_policy(self) -> Policy:
         """A frozen copy of the policy: made before a checkpoint is read, it is the one that training began with."""
         model = copy.deepcopy(self.policy.model).requires_grad_(False)
-        return Policy(model, self.policy.tokenizer, self.policy.compute_dtype)
+        first = Policy(model, self.policy.tokenizer, self.policy.compute_dtype)
+        first.micro_tokens = self.policy.micro_tokens
+        return first
 
     def _checkpoint(self) -> None:
         state = {
@@ -329,10 +295,12 @@ class Trainer:
             "step": self.step,
             "updates": self.updates,
             "extra": self.extra,
+            "history": self.history.state_dict(),
             "model": self.policy.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "gate": self.gate.state_dict(),
             "monitor": self.monitor.state_dict(),
+            "attempts": self.verifier.state() if self.verifier else [],
         }
         self.folder.save_checkpoint(self.step, lambda path: torch.save(state, path / "trainer.pt"))
 
@@ -341,8 +309,8 @@ class Trainer:
         if found is None:
             return False
         state = torch.load(found / "trainer.pt", map_location=self.policy.device, weights_only=True)
-        if state["config"] != asdict(self.config):
-            changed = sorted(k for k, v in asdict(self.config).items() if state["config"].get(k) != v)
+        decides = {k: v for k, v in asdict(self.config).items() if k != "trackers"}
+        if changed := sorted(k for k, v in decides.items() if state["config"].get(k) != v):
             raise WorkbenchError(
                 f"{self.folder.path} was begun with other parameters ({', '.join(changed)}); start a new run"
             )
@@ -350,6 +318,9 @@ class Trainer:
             getattr(self, name).load_state_dict(state[name])
         self.policy.model.load_state_dict(state["model"])
         self.step, self.updates, self.extra = state["step"], state["updates"], state["extra"]
+        self.history = self.history.with_state(state["history"])
+        if self.verifier:
+            self.verifier.load(state["attempts"])
         self.folder.truncate(self.step)
         self.message(f"resumed at step {self.step} of {self.config.steps}")
         return True
@@ -361,10 +332,3 @@ class Trainer:
         if self.policy.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds[stage] = time.perf_counter() - start
-
-
-_NULLABLE = dict.fromkeys(
-    ("increment", "z", "threshold", "aux_loss", "kl_reference", "gap_mean", "gap_std", "gate_mean", "gate_active",
-     "belief_saturated", "revision_tiny", "pivotal_share", "relative_change", "cumulative_change", "grad_norm"),
-    pl.Float64,
-)  # fmt: skip

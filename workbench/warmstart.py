@@ -2,6 +2,7 @@
 a noisy expert.
 
     python -m workbench.warmstart --env twc --out data/models/twc-small
+    python -m workbench.warmstart --env games --out data/models/games-small
 
 The expert plays a random admissible command with some probability, so that the clone succeeds sometimes: a clone of the
 clean expert gives groups that all win or all lose, and then group-relative advantages are zero. Half of the games are
@@ -24,10 +25,10 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from . import envs, shipped
-from .envs.base import Env
+from .envs.base import Env, SolvedEnv
 from .policy import Policy
 from .prompts import Chat, PromptStyle
-from .skills import SkillBank
+from .skills import SkillBank, privileged_prompt
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}<act> {{ m['content'] }}<end>"
@@ -40,7 +41,7 @@ class Stage:
     """Games to clone, half of them with the skill text in context.
 
     noise, skilled_noise: share of random commands without and with the text. text_weight: of predicting the
-    environment's text beside the commands, which teaches the copying of names.
+    environment's text beside the commands, which teaches the copying of names; it has no effect without history.
     """
 
     games: int
@@ -51,9 +52,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """How the default model is made. The last stage sets how well it plays; the first, noisier one, teaches words."""
+    """How the default model is made. The last stage sets how well it plays; the first, noisier one, teaches words.
 
-    env: str = "twc"
+    history: as in prompts.PromptStyle. -1 clones whole games; 0 single turns, of games in which a share `wander` of the
+    commands that are played are random, whatever is cloned there, so that the clone knows states off the shortest way.
+    """
+
+    env: str = "twc"  # several with commas between them are learnt by one model, as many games of each
     stages: tuple[Stage, ...] = (Stage(16000, 0.5, 0.15, 0.3), Stage(18000, 0.3, 0.05, 0.1))
     max_turns: int = 10
     hidden: int = 128
@@ -63,6 +68,19 @@ class WarmStart:
     lr: float = 2e-3
     batch_tokens: int = 6000
     seed: int = 0
+    history: int = -1
+    wander: float = 0.4
+    words: str = ""  # known besides those of the environment's texts
+
+
+# One model for the three games. A board says all there is to know, so a turn is read without those before it.
+GAMES = WarmStart(
+    env="rush_hour,sokoban,minesweeper",
+    stages=(Stage(6000, 0.15, 0.0, 0.0), Stage(9000, 0.15, 0.0, 0.0), Stage(8000, 0.15, 0.0, 0.0)),
+    max_turns=8,
+    history=0,
+    words=" ".join("abcdefghijklmnopqrstuvwxyz0123456789"),
+)
 
 
 def words_of(env: Env, bank: SkillBank, games: int, seed: int) -> list[str]:
@@ -108,7 +126,7 @@ def build_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
 def demonstration(
     env: Env, task: str, chat: Chat, rng: random.Random, noise: float, max_turns: int, skill: np.ndarray | None
 ):
-    """One noisy expert game as (ids, mask of the commands' tokens, outcome)."""
+    """One noisy expert game as (ids, mask of the commands' tokens, outcome). It ends where no win is left."""
     style, tokenizer = chat.style, chat.tokenizer
     state = env.reset(task)
     ids = chat.first(style.message(state, (), True))
@@ -118,6 +136,8 @@ def demonstration(
     pieces, masks = [ids], [np.zeros(len(ids), bool)]
     for turn in range(max_turns):
         best = env.expert()
+        if best is None and turn and isinstance(env, SolvedEnv) and env.solution().dead:
+            break
         others = [a for a in state.admissible if a != best]
         action = rng.choice(others) if others and (best is None or rng.random() < noise) else best
         response = np.array([*tokenizer.encode(action, add_special_tokens=False), chat.end_id], np.int32)
@@ -132,39 +152,66 @@ def demonstration(
     return np.concatenate(pieces), np.concatenate(masks), state.outcome
 
 
+def turns(
+    env: Env, task: str, chat: Chat, rng: random.Random, noise: float, wander: float, max_turns: int,
+    skill: np.ndarray | None,
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:  # fmt: skip
+    """The turns of a wandering game, each as (ids, mask of the command's tokens) of what the noisy expert does there,
+    and the outcome. It ends where the expert knows no command."""
+    state, out = env.reset(task), []
+    for _ in range(max_turns):
+        if state.done or (best := env.expert()) is None:
+            break
+        prompt = chat.first(chat.style.message(state, (), True))
+        if skill is not None:
+            prompt = privileged_prompt(prompt, skill, chat.insertion_point("user"))
+        learnt = rng.choice(state.admissible) if rng.random() < noise else best
+        response = np.array([*chat.tokenizer.encode(learnt, add_special_tokens=False), chat.end_id], np.int32)
+        out.append((np.concatenate([prompt, response]), np.arange(len(prompt) + len(response)) >= len(prompt)))
+        state = env.step(rng.choice(state.admissible) if rng.random() < wander else best)
+    return out, state.outcome
+
+
 def clone(config: WarmStart, log=print) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Make tokenizer and model, then play and fit one stage after the other."""
     rng = random.Random(config.seed)
     torch.manual_seed(config.seed)
-    env = envs.make(config.env).envs[0]
-    bank = SkillBank.load(shipped.data("skills", config.env))
-    tokenizer = build_tokenizer(words_of(env, bank, 1000, config.seed))
+    names = config.env.split(",")
+    worlds = [(envs.make(name).envs[0], SkillBank.load(shipped.data("skills", name))) for name in names]
+    words = {word for env, bank in worlds for word in words_of(env, bank, 1000, config.seed)} | {*config.words.split()}
+    tokenizer = build_tokenizer(sorted(words))
     model = new_model(config, tokenizer)
     log(f"{len(tokenizer)} words, {sum(p.numel() for p in model.parameters()):,} parameters")
     policy = Policy(model, tokenizer)
     for stage in config.stages:
-        fit(policy, play_stage(env, bank, policy, stage, config, rng, log), stage, config, rng, log)
+        fit(policy, play_stage(worlds, policy, stage, config, rng, log), stage, config, rng, log)
     return model, tokenizer
 
 
-def play_stage(env: Env, bank: SkillBank, policy: Policy, stage: Stage, config: WarmStart, rng: random.Random, log):
+def play_stage(worlds: list[tuple[Env, SkillBank]], policy: Policy, stage: Stage, config: WarmStart, rng, log) -> list:
     """The stage's games as (ids, mask of the commands' tokens); every second one is played with the skill text."""
-    chat, tokenizer = Chat(policy.tokenizer, PromptStyle()), policy.tokenizer
-    tasks = env.tasks(env.splits[0])
-    skills = {k: np.asarray(tokenizer.encode(bank.text(k), add_special_tokens=False), np.int32) for k in bank.by_kind}
-    demos, wins, start = [], Counter(), time.time()
+    chat, tokenizer = Chat(policy.tokenizer, PromptStyle(history=config.history)), policy.tokenizer
+    tasks = [env.tasks(env.splits[0]) for env, _ in worlds]
+    demos, played, wins, start = [], Counter(), Counter(), time.time()
     for i in range(stage.games):
-        skilled = i % 2 == 1
-        task = rng.choice(tasks).id
-        skill = skills[env.reset(task).info["kind"]] if skilled else None
+        w, skilled = i // 2 % len(worlds), i % 2 == 1
+        (env, bank), task, skill = worlds[w], rng.choice(tasks[w]).id, None
+        if skilled:
+            text = bank.text(env.reset(task).info["kind"])
+            skill = np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
         noise = stage.skilled_noise if skilled else stage.noise
-        ids, mask, outcome = demonstration(env, task, chat, rng, noise, config.max_turns, skill)
-        demos.append((ids, mask))
-        wins[skilled] += outcome
-    plain, with_text = (2 * wins[s] / max(1, len(demos)) for s in (False, True))
-    log(
-        f"{len(demos)} games in {time.time() - start:.0f} s; the expert wins {plain:.2f}, less noisy {with_text:.2f}"
-    )
+        if config.history < 0:
+            ids, mask, outcome = demonstration(env, task, chat, rng, noise, config.max_turns, skill)
+            demos.append((ids, mask))
+        else:
+            own, outcome = turns(env, task, chat, rng, noise, config.wander, config.max_turns, skill)
+            demos += own
+        played[w, skilled] += 1
+        wins[w, skilled] += outcome
+    log(f"{stage.games} games in {time.time() - start:.0f} s")
+    for w, name in enumerate(config.env.split(",")):
+        plain, with_text = (wins[w, s] / max(1, played[w, s]) for s in (False, True))
+        log(f"{name}: the expert wins {plain:.2f}, less noisy {with_text:.2f}")
     return demos
 
 
@@ -183,9 +230,12 @@ def fit(policy: Policy, demos: list, stage: Stage, config: WarmStart, rng: rando
             ids[b, : len(demos[r][0])] = torch.from_numpy(demos[r][0].astype(np.int64))
             mask[b, : len(demos[r][1])] = torch.from_numpy(demos[r][1])
             text[b, 1 : len(demos[r][0])] = True
-        logprobs, _ = policy.score(ids, text)
-        commands = -(logprobs * mask).sum() / mask.sum()
-        loss = commands - stage.text_weight * logprobs.sum() / text.sum()
+        if config.history < 0:
+            logprobs, _ = policy.score(ids, text)
+            commands = -(logprobs * mask).sum() / mask.sum()
+            loss = commands - stage.text_weight * logprobs.sum() / text.sum()
+        else:
+            loss = commands = -after_prefix(policy, ids, mask).mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -194,6 +244,13 @@ def fit(policy: Policy, demos: list, stage: Stage, config: WarmStart, rng: rando
         recent.append(commands.item())
         if step % 25 == 0 or step == len(batches) - 1:
             log(f"batch {step + 1}/{len(batches)}  loss {np.mean(recent[-25:]):.3f} nats  {time.time() - start:.0f} s")
+
+
+def after_prefix(policy: Policy, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Log-probs (N,) of the tokens in the mask; what all rows begin with goes through the model once."""
+    same = (ids == ids[:1]).all(0).long().cumprod(0)
+    shared = max(0, min(int(same.sum()), int(mask.any(0).long().argmax()) - 1))
+    return policy.score(ids, mask, shared=shared)[0][mask]
 
 
 def new_model(config: WarmStart, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -231,14 +288,14 @@ def _batches(demos: list, batch_tokens: int, rng: random.Random) -> list[list[in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--env", default="twc")
+    parser.add_argument("--env", default="twc", help="an environment, several with commas, or: games")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--games", type=int, nargs="*", help="games of each stage (default: 16000 18000)")
+    parser.add_argument("--games", type=int, nargs="*", help="games of each stage")
     given = parser.parse_args()
-    stages = WarmStart.stages
+    config = replace(GAMES if given.env == "games" else WarmStart(env=given.env), seed=given.seed)
     if given.games:
-        stages = tuple(replace(stage, games=n) for stage, n in zip(stages, given.games, strict=False))
-    config = WarmStart(env=given.env, stages=stages, seed=given.seed)
+        stages = tuple(replace(stage, games=n) for stage, n in zip(config.stages, given.games, strict=False))
+        config = replace(config, stages=stages)
     model, tokenizer = clone(config, lambda line: print(line, flush=True))
     model.to(torch.bfloat16).save_pretrained(given.out)
     tokenizer.save_pretrained(given.out)

@@ -56,18 +56,20 @@ def band(fig: go.Figure, x: list, low: list, high: list, colour: str, group: str
 
 def success(evals: pl.DataFrame, steps: pl.DataFrame | None = None) -> go.Figure:
     """Success on every evaluation panel over training, with 95 % Wilson intervals; the teacher's beside the student's,
-    and in grey the success of the training rollouts where `steps` is given."""
+    and in grey the success of the training rollouts where `steps` is given, each task counting alike: where groups
+    differ in size, a mean over rollouts would show which tasks got many."""
     frame = rates(evals)
     panels = evals["panel"].unique(maintain_order=True).to_list()
     fig = go.Figure()
     if steps is not None and not steps.is_empty():
+        by_task = "success_tasks" in steps.columns  # older runs, of equal groups, have the one mean
         fig.add_scatter(
             x=steps["step"].to_list(),
-            y=steps["success"].to_list(),
+            y=steps["success_tasks" if by_task else "success"].to_list(),
             mode="lines",
             line=dict(color="#aab4be", width=1.4),
             name="training rollouts",
-            hovertemplate="step %{x}: %{y:.1%} of training episodes<extra></extra>",
+            hovertemplate="step %{x}: %{y:.1%} of training rollouts, a mean over tasks<extra></extra>",
         )
     for (panel, role), part in frame.group_by("panel", "role", maintain_order=True):
         colour = style.SERIES[panels.index(panel) % len(style.SERIES)]

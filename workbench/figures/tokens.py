@@ -11,6 +11,9 @@ from . import style
 from .replay import with_gate
 
 CHAR, LINE, CELL_GAP = 7.3, 27, 3  # px at the 12 px monospace the cells are set in
+LEFT, RIGHT = 66, 104
+WIDE = style.WIDTH - LEFT - RIGHT
+NO_VALUE = "#eceef0"
 QUANTITIES = {
     "gate": "gate g",
     "gap": "gap (nats)",
@@ -45,7 +48,8 @@ def show_piece(piece: str) -> str:
 
 def token_rows(turns: pl.DataFrame, step: int, episode: int, turn: int = -1, beta: float = -1.0) -> list[dict]:
     """The sampled tokens of one turn, or of a whole episode (turn = -1), a dict each: turn, position, piece, token_id,
-    old_logprob, teacher_logprob, gap, gate, advantage, dloss_dlogp, entropy; None where the run has no such value."""
+    old_logprob, teacher_logprob, gap, gate, advantage, dloss_dlogp, entropy, decision, support, support_score; None
+    where the run has no such value."""
     rows = style.pick(turns, "turns", step=step, episode=episode)
     rows = with_gate(rows if turn < 0 else style.pick(rows, "turns", turn=turn), beta).sort("turn")
     names = {
@@ -58,6 +62,9 @@ def token_rows(turns: pl.DataFrame, step: int, episode: int, turn: int = -1, bet
         "advantage": "advantage",
         "dloss_dlogp": "dloss_dlogp",
         "entropy": "entropy",
+        "decision": "decision",
+        "support": "support",
+        "support_score": "support_score",
     }
     out = []
     for row in rows.to_dicts():
@@ -79,7 +86,7 @@ def hover(token: dict) -> str:
     )
 
 
-def _lay_out(tokens: list[dict], seen: dict[int, str], wide: float) -> tuple[list[tuple], list[tuple], int]:
+def lay_out(tokens: list[dict], seen: dict[int, str], wide: float = WIDE) -> tuple[list[tuple], list[tuple], int]:
     """Wrap cells into lines of `wide` px: [(token, x, width, line)], [(turn, line, observation)], number of lines."""
     placed, heads, line, x, turn = [], [], -1, 0.0, None
     for token in tokens:
@@ -92,6 +99,65 @@ def _lay_out(tokens: list[dict], seen: dict[int, str], wide: float) -> tuple[lis
         placed.append((token, x, min(width, wide), line))
         x += width + CELL_GAP
     return placed, heads, line + 1
+
+
+def draw_cells(
+    placed: list[tuple], heads: list[tuple], colours: list[str], hovers: list[str], values: list, name: str
+) -> go.Figure:
+    """Cells laid out by `lay_out`, each with a colour, a hover text and a value, under what the agent saw."""
+    fig = go.Figure()
+    fig.add_bar(
+        orientation="h",
+        base=[x for _, x, _, _ in placed],
+        x=[w for _, _, w, _ in placed],
+        y=[y for *_, y in placed],
+        width=0.8,
+        marker=dict(color=colours, line=dict(color="#d5dae0", width=0.6)),
+        text=[style.escape(show_piece(t["piece"])) for t, *_ in placed],
+        textposition="inside",
+        insidetextanchor="middle",
+        textangle=0,
+        constraintext="none",
+        insidetextfont=dict(family=style.MONO, size=12, color=[style.ink_on(c) for c in colours]),
+        hovertext=hovers,
+        hoverinfo="text",
+        customdata=values,
+        name=name,
+        showlegend=False,
+    )
+    for _, line, text in heads:
+        if text:
+            fig.add_annotation(
+                x=0,
+                y=line - 1,
+                xanchor="left",
+                yanchor="middle",
+                showarrow=False,
+                text=f"<i>{style.shorten(text, 112)}</i>",
+                font=dict(size=12, color=style.MUTED),
+                yshift=-3,
+                hovertext=style.wrap(text, 80, 8),
+            )
+    return fig
+
+
+def dress_cells(
+    fig: go.Figure, title: str, subtitle: str, heads: list[tuple], lines: int, legend: bool = False
+) -> None:
+    """Title and axes of a figure of cells: no scale but the turns' numbers at the left."""
+    style.dress(fig, title, subtitle, height=max(lines * LINE, 90), legend=legend, left=LEFT, right=RIGHT, bottom=14)
+    fig.update_layout(bargap=0)
+    fig.update_xaxes(range=[0, WIDE], visible=False, fixedrange=True)
+    fig.update_yaxes(
+        range=[max(lines, math.ceil(90 / LINE)) - 0.5, -0.5],
+        showgrid=False,
+        showline=False,
+        ticks="",
+        fixedrange=True,
+        automargin=False,
+        tickvals=[line for _, line, _ in heads],
+        ticktext=[f"turn {k + 1}  " for k, *_ in heads],
+    )
 
 
 def cells(
@@ -115,9 +181,7 @@ def cells(
     if all(t[color] is None for t in tokens):
         raise WorkbenchError(f"turns: {color} was not recorded for step {step}, episode {episode}")
     seen = style.pick(turns, "turns", step=step, episode=episode).select("turn", "observation").rows()
-    left, right = 66, 104
-    wide = style.WIDTH - left - right
-    placed, heads, lines = _lay_out(tokens, dict(seen), wide)
+    placed, heads, lines = lay_out(tokens, dict(seen))
 
     values = [t[color] for t, *_ in placed]
     known = [v for v in values if v is not None]
@@ -129,27 +193,8 @@ def cells(
         low = -high
     if color == "dloss_dlogp":  # a negative slope is a push upwards, so the colours change sides
         scale = tuple((1 - x, c) for x, c in reversed(scale))
-    colours = [style.shade((v - low) / (high - low or 1), scale) if v is not None else "#eceef0" for v in values]
-    fig = go.Figure()
-    fig.add_bar(
-        orientation="h",
-        base=[x for _, x, _, _ in placed],
-        x=[w for _, _, w, _ in placed],
-        y=[y for *_, y in placed],
-        width=0.8,
-        marker=dict(color=colours, line=dict(color="#d5dae0", width=0.6)),
-        text=[style.escape(show_piece(t["piece"])) for t, *_ in placed],
-        textposition="inside",
-        insidetextanchor="middle",
-        textangle=0,
-        constraintext="none",
-        insidetextfont=dict(family=style.MONO, size=12, color=[style.ink_on(c) for c in colours]),
-        hovertext=[hover(t) for t, *_ in placed],
-        hoverinfo="text",
-        customdata=values,
-        name=QUANTITIES[color],
-        showlegend=False,
-    )
+    colours = [style.shade((v - low) / (high - low or 1), scale) if v is not None else NO_VALUE for v in values]
+    fig = draw_cells(placed, heads, colours, [hover(t) for t, *_ in placed], values, QUANTITIES[color])
     fig.add_scatter(  # carries the colour bar: a bar trace with plain colours has none
         x=[None],
         y=[None],
@@ -176,43 +221,10 @@ def cells(
             ),
         ),
     )
-    for _, line, text in heads:
-        if text:
-            fig.add_annotation(
-                x=0,
-                y=line - 1,
-                xanchor="left",
-                yanchor="middle",
-                showarrow=False,
-                text=f"<i>{style.shorten(text, 112)}</i>",
-                font=dict(size=12, color=style.MUTED),
-                yshift=-3,
-                hovertext=style.wrap(text, 80, 8),
-            )
     what = f"turn {turn + 1} of episode {episode}" if turn >= 0 else f"episode {episode}"
     extra = f" The last {left_out} tokens are not drawn." if left_out > 0 else ""
-    style.dress(
-        fig,
-        TITLES[color],
-        f"Step {step}, {what}. Grey: what the agent saw. {MEANINGS[color]} Hover a token for its numbers.{extra}",
-        height=max(lines * LINE, 90),
-        legend=False,
-        left=left,
-        right=right,
-        bottom=14,
-    )
-    fig.update_layout(bargap=0)
-    fig.update_xaxes(range=[0, wide], visible=False, fixedrange=True)
-    fig.update_yaxes(
-        range=[max(lines, math.ceil(90 / LINE)) - 0.5, -0.5],
-        showgrid=False,
-        showline=False,
-        ticks="",
-        fixedrange=True,
-        automargin=False,
-        tickvals=[line for _, line, _ in heads],
-        ticktext=[f"turn {k + 1}  " for k, *_ in heads],
-    )
+    subtitle = f"Step {step}, {what}. Grey: what the agent saw. {MEANINGS[color]} Hover a token for its numbers.{extra}"
+    dress_cells(fig, TITLES[color], subtitle, heads, lines)
     return fig
 
 
