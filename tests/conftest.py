@@ -7,6 +7,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
+from file_order import LONGEST
 from hypothesis import settings
 from tiny_models import tiny_model
 
@@ -18,6 +19,11 @@ settings.register_profile("shared cores", deadline=None)  # how long an example 
 settings.load_profile("shared cores")
 
 SENTENCES = "take the red cup put it on table look around you see a . , : [ ] privileged skill information go"
+
+
+def pytest_collection_modifyitems(items):
+    place = {name: n for n, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +39,12 @@ def policy(tokenizer):
 @pytest.fixture(scope="session")
 def small_model_folder():
     return shipped.data("models", "twc-small")
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Notebooks of this test run in its process: all of a run but a kernel of its own, seconds less each."""
+    import notebook_engine
+    import papermill
+
+    monkeypatch.setattr(papermill, "execute_notebook", notebook_engine.execute_notebook)

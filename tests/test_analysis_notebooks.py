@@ -7,13 +7,13 @@ import polars as pl
 import pytest
 import synthetic_run
 
-from workbench import compare_credit, replay, shipped
-from workbench.figures import beliefs, compare, credit_compare, credit_map, evidence, gates, lm_head, replayed
+from workbench import collected, compare_credit, comparison, replay, shipped
+from workbench.figures import beliefs, credit_compare, credit_map, evidence, gates, lm_head, replayed
 from workbench.figures.display import MARK, MIME
 from workbench.runs.execute import RunFailed, run_notebook
 
-NAMES = ("beliefs", "gates", "lm_head", "compare", "methods", "replay")
-FIGURES = {"beliefs": 7, "gates": 5, "lm_head": 5, "compare": 3, "methods": 4, "replay": 3}
+NAMES = ("beliefs", "gates", "lm_head", "compare", "methods", "replay", "budget", "fidelity")
+FIGURES = {"beliefs": 7, "gates": 6, "lm_head": 5, "compare": 11, "methods": 4, "replay": 3, "budget": 9, "fidelity": 4}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,12 +42,12 @@ def recorded(out):
     return synthetic_run.write(out, n_steps=4, groups=2)
 
 
-def executed(name, out, **parameters):
+def executed(name, out, figures=None, **parameters):
     """The result record of a notebook, after a check that all its figures are there in both forms."""
     run = run_notebook(name, parameters, out, progress=False)
     notebook = json.loads((run.path / "executed.ipynb").read_text())
     shown = [o["data"] for c in notebook["cells"] for o in c.get("outputs", []) if MIME in o.get("data", {})]
-    assert len(shown) == FIGURES[name]
+    assert len(shown) == (figures or FIGURES[name])
     assert all(MARK in "".join(data["text/html"]) for data in shown)
     text = (run.path / "executed.ipynb").read_text()
     assert text.count("plotly.js v") == 1, "the library is there once"
@@ -55,6 +55,7 @@ def executed(name, out, **parameters):
     return run.manifest["result"]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_beliefs(out, recorded):
     result = executed("beliefs", out, run=str(recorded.path))
     turns, episodes = recorded.read("turns"), recorded.read("episodes")
@@ -68,6 +69,7 @@ def test_beliefs(out, recorded):
     assert result["same_top_by_rule"]["sum"] == 1 and set(result["saturated_by_rule"]) == {"sum", "mean", "centred"}
 
 
+@pytest.mark.usefixtures("in_process")
 def test_gates(out, recorded):
     result = executed("gates", out, run=str(recorded.path), beta=2.0, step=4, episode=1, turn=2)
     assert (result["step"], result["episode"], result["turn"]) == (4, 1, 2)
@@ -76,6 +78,7 @@ def test_gates(out, recorded):
     assert result["gap_mean_first"] == pytest.approx(over["gap_mean"][0])
 
 
+@pytest.mark.usefixtures("in_process")
 def test_lm_head(out, recorded):
     result = executed("lm_head", out, run=str(recorded.path), last_update=9)
     updates = recorded.read("updates").filter(pl.col("update") <= 9)
@@ -84,27 +87,21 @@ def test_lm_head(out, recorded):
     assert result["head_over_median"] == pytest.approx(lm_head.head_ratio(modules)["ratio"].median())
 
 
+@pytest.mark.usefixtures("in_process")
 def test_compare(out):
     for method, seeds in (("grpo", (11, 12, 13)), ("sdar", (1, 2, 3))):
         for seed in seeds:
             synthetic_run.write(out, "compared", method, seed=seed, n_steps=2, groups=1, size=2)
     result = executed("compare", out, folder=str(out / "compared"), panel="unseen")
-    frame = compare.gather(
-        (r.config["method"], r.config["seed"], r.path.name, r.read("evals"))
-        for r in map(compare_folder, sorted((out / "compared").iterdir()))
-    )
+    evals = collected.collect(out / "compared").evals
     assert result["runs"] == 6 and result["control"] == "grpo"
-    assert result["verdict"] == compare.verdict(frame, "grpo", "unseen")
-    row = compare.differences(frame, "grpo", "unseen").row(0, named=True)
+    assert result["verdict"] == comparison.verdict(evals, "grpo", "unseen")
+    row = comparison.differences(evals, "grpo", "unseen").row(0, named=True)
     assert result["difference"] == {"sdar": pytest.approx(row["difference"])}
+    assert result["low"] == {"sdar": pytest.approx(row["low"])}
 
 
-def compare_folder(path):
-    from workbench.runs import RunFolder
-
-    return RunFolder.open(path)
-
-
+@pytest.mark.usefixtures("in_process")
 def test_methods_of_a_run_without_teacher(out):
     plain = synthetic_run.write(out, "unread", "grpo", teacher=False, n_steps=2, groups=2)
     names = ["grpo", "dr_grpo", "gigpo", "rlsd"]
@@ -120,6 +117,7 @@ def test_methods_of_a_run_without_teacher(out):
     assert set(result["favoured_turn"]) == {"gigpo"} and result["least_agreement"] is None
 
 
+@pytest.mark.usefixtures("in_process")
 def test_replay_against_the_record_and_another_method(out, recorded):
     given = {"method": "opd", "options": {"coef": 0.5}, "steps": [1, 3]}
     result = executed("replay", out, run=str(recorded.path), **given)
@@ -140,14 +138,25 @@ def test_a_run_without_teacher_fails_with_one_clear_line(out):
     assert "teacher's log-probs" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["beliefs", "gates", "lm_head", "methods", "replay"])
+@pytest.mark.parametrize("name", ["beliefs", "lm_head", "methods", "replay"])
+@pytest.mark.usefixtures("in_process")
 def test_the_shipped_run_is_the_default(out, name):
+    default(out, name)
+
+
+def test_the_shipped_run_is_the_default_in_a_kernel(out):
+    default(out, "gates")
+
+
+def default(out, name):
     if not shipped.data("recorded_run", "config.json").is_file():
         pytest.skip("no recorded run is shipped in data/recorded_run")
     assert executed(name, out)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_shipped_runs_are_compared_by_default(out):
     if not shipped.data("recorded_compare").is_dir():
         pytest.skip("no recorded runs are shipped in data/recorded_compare")
-    assert executed("compare", out)["runs"] > 1
+    result = executed("compare", out, figures=10)  # these recorded no costs: steps to the target, and no budget
+    assert result["runs"] > 1 and list(result)[:2] == ["verdict", "control"]

@@ -220,6 +220,7 @@ def test_notebook_on_disk_is_clean():
     assert all(": " in p.split("=")[0] and "  # " in p for p in parameters)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_shipped_run_has_no_labels_and_the_notebook_says_so(tmp_path):
     run = run_notebook("annotate", {}, tmp_path, progress=False)
     figures, text = shown(run)
@@ -228,6 +229,7 @@ def test_the_shipped_run_has_no_labels_and_the_notebook_says_so(tmp_path):
     assert (run.path / "executed.ipynb").stat().st_size < 6_000_000
 
 
+@pytest.mark.usefixtures("in_process")
 def test_labels_make_a_figure(tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(shipped.data("recorded_run"), copy)

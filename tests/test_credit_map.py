@@ -217,7 +217,7 @@ def test_the_matrix_and_the_sentences_say_the_same(run):
     assert all(heat.z[i][j] == heat.z[j][i] for i in range(7) for j in range(7))
     assert "grpo, dr_grpo" in fig.layout.meta["subtitle"] and "step_opsd" in fig.layout.meta["subtitle"]
     said, low = credit_compare.sentences(run.kinds, frame), credit_compare.least_agreement(frame)
-    assert said[0] == "Of 20 methods 12 give an episode one value, 3 one for each turn and 5 one for each token."
+    assert said[0] == "Of 24 methods 16 give an episode one value, 3 one for each turn and 5 one for each token."
     assert f"{low['one']} and {low['other']}" in said[1] and said[1].startswith("7 of them")
     assert min(min(row) for row in heat.z) == low["correlation"]
 

@@ -44,7 +44,7 @@ RAW, ROWS = GRPOConfig(std=False), GRPOConfig(per="turn")
 
 def cast_credit(batch: Batch, config: CASTConfig) -> Credit:
     """CAST with the labels of states for a solver's judgement: 0 for label 1."""
-    return cast.credit(batch, batch.anchors.to(batch.reward.dtype) - 1, config)
+    return cast.credit(batch.with_(solver_advantages=batch.anchors.to(batch.reward.dtype) - 1), config)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.pages import module
 from workbench.runs.execute import run_notebook
 from workbench.signals import SIGNALS
-from workbench.tables import TOKEN_LISTS
+from workbench.tables import CHOSEN_LISTS, TOKEN_LISTS
 from workbench.widgets import Explorer, filters
 from workbench.widgets.data import RunData
 
@@ -323,7 +323,7 @@ def test_filter_search_and_sort_shape_the_episodes(explorer):
 def test_the_page_is_answered(explorer, data):
     answer, error, _ = ask(explorer, "open")
     assert error is None and answer["episodes"] == 36 and answer["labels"][0] == "pivotal" and answer["notes"] is True
-    assert [s["name"] for s in answer["signals"]] == [s.name for s in SIGNALS]
+    assert [s["name"] for s in answer["signals"]] == [s.name for s in SIGNALS if s.name not in CHOSEN_LISTS]
     answer, _, _ = ask(explorer, "rows", where=[], text="", sort="return", descending=True, start=0, count=3, at=[1, 2])
     assert len(answer["rows"]) == 3 and answer["total"] == 36
     _, _, buffers = ask(explorer, "window", step=1, episode=2, first=0, last=1, start=0)

@@ -16,7 +16,6 @@ from workbench.credit import agent_opsd, grpo
 from workbench.errors import WorkbenchError
 from workbench.figures import (
     beliefs,
-    compare,
     curves,
     display,
     evidence,
@@ -405,107 +404,12 @@ def test_success_curve_matches_the_games_played(run):
     }
 
 
-# Comparison of runs
-
-
-def games_frame(won: list[int], step: int = 0, panel: str = "dev") -> pl.DataFrame:
-    n = len(won)
-    tasks = [f"g{t}" for t in range(n)]
-    columns = {"step": [step] * n, "panel": panel, "role": "student", "task": tasks}
-    return pl.DataFrame(columns | {"episode": list(range(n)), "outcome": won})
-
-
-def fake_evals(rates: dict[str, list[float]], games: int = 96, steps=(0, 10), panel="dev") -> pl.DataFrame:
-    """Runs whose success on the panel is exactly the given rate at every step, on the easiest games first."""
-    runs = []
-    for method, seeds in rates.items():
-        for seed, rate in enumerate(seeds):
-            won = [int(t < round(rate * games)) for t in range(games)]
-            frame = pl.concat([games_frame(won, s, panel) for s in steps])
-            runs.append((method, seed, f"{method}-{seed}", frame))
-    return compare.gather(runs)
-
-
-def test_no_winner_is_named_where_the_interval_includes_zero():
-    frame = fake_evals({"grpo": [0.50, 0.60, 0.55], "sdar": [0.62, 0.52, 0.57]})
-    row = compare.differences(frame).row(0, named=True)
-    assert row["difference"] == pytest.approx(
-        frame.filter(method="sdar")["outcome"].mean() - frame.filter(method="grpo")["outcome"].mean()
-    )
-    assert row["low"] < 0 < row["high"]
-    (said,) = compare.verdict(frame)
-    assert "includes zero, so no winner is named" in said and "ahead" not in said
-
-
-def test_a_clear_difference_over_enough_seeds_names_the_one_ahead():
-    frame = fake_evals({"grpo": [0.40, 0.42, 0.38], "sdar": [0.80, 0.78, 0.82], "rloo": [0.10, 0.12, 0.08]})
-    worse, better, note = compare.verdict(frame)
-    assert better.startswith("sdar") and "sdar is ahead" in better and "+40" in better
-    assert worse.startswith("rloo") and "grpo is ahead" in worse
-    assert "not corrected" in note
-    fig = compare.difference_figure(frame)
-    assert [t.x[0] for t in fig.data if t.mode == "markers"] == pytest.approx([-30, 40], abs=1.0)
-
-
-@pytest.mark.parametrize(("seeds", "reason"), [(1, "with one seed"), (2, "2 seeds are too few")])
-def test_few_seeds_never_name_a_winner(seeds, reason):
-    frame = fake_evals({"grpo": [0.2] * seeds, "sdar": [0.9] * seeds})
-    assert compare.differences(frame)["low"][0] > 0
-    (said,) = compare.verdict(frame)
-    assert reason in said and "no winner is named" in said
-    assert compare.verdict(fake_evals({"grpo": [0.5]})) == [
-        "Only grpo was run, so there is nothing to compare it with."
-    ]
-
-
-def test_a_method_is_rarely_ahead_of_itself():
-    rng, ahead = np.random.default_rng(3), 0
-    for _ in range(60):
-        hard, runs = rng.random(64), []
-        for method in ("grpo", "other"):
-            for seed in range(3):
-                won = rng.random(64) / 2 + hard / 2 < 0.6 + rng.normal(0, 0.05)
-                frame = games_frame(won.astype(int).tolist())
-                runs.append((method, seed, f"{method}{seed}", frame))
-        row = compare.differences(compare.gather(runs), resamples=400).row(0, named=True)
-        ahead += not row["low"] <= 0 <= row["high"]
-    assert ahead <= 6, "a plain bootstrap over seeds says so in about 10 of 60"
-
-
-def test_draws_of_seeds_spread_as_the_mean_of_seeds_does():
-    rng, games = np.random.default_rng(0), np.array([[0.0] * 8, [1.0] * 8, [0.0] * 8])
-    seeds = rng.integers(0, 3, (20_000, 3))
-    draws = compare._resampled(games, seeds, np.zeros((20_000, 8), int))
-    assert draws.mean() == pytest.approx(1 / 3, abs=0.01)
-    assert draws.var() == pytest.approx(games[:, 0].var(ddof=1) / 3, rel=0.03), "a plain bootstrap has two thirds of it"
-
-
-def test_comparisons_that_are_not_like_with_like_are_refused():
-    frame = fake_evals({"grpo": [0.5], "sdar": [0.5]})
-    with pytest.raises(WorkbenchError, match="unknown control method 'gpro'; did you mean 'grpo'"):
-        compare.verdict(frame, control="gpro")
-    with pytest.raises(WorkbenchError, match="unknown panel"):
-        compare.curves(frame, panel="train")
-    other = fake_evals({"rloo": [0.5]}, games=95)
-    with pytest.raises(WorkbenchError, match="played different games"):
-        compare.verdict(pl.concat([frame, other]))
-    late = fake_evals({"rloo": [0.5]}, steps=(3, 7))
-    with pytest.raises(WorkbenchError, match="share no evaluated step"):
-        compare.verdict(pl.concat([frame, late]))
-    with pytest.raises(WorkbenchError, match="no runs were given"):
-        compare.gather([])
-    (said,) = compare.differing([{"method": "a", "seed": 1, "lr": 1e-3}, {"method": "b", "seed": 2, "lr": 5e-4}])
-    assert "differ in lr too (0.0005 / 0.001)" in said
-    assert compare.differing([{"method": "a", "seed": 1}, {"method": "b", "seed": 2}]) == []
-
-
-def test_compare_figures_show_every_run(run):
-    frame = fake_evals({"grpo": [0.5, 0.6], "sdar": [0.7, 0.8]})
-    ends = compare.final_figure(frame)
-    assert sorted(x for t in ends.data for x in t.x) == pytest.approx(compare.finals(frame)["success"].sort().to_list())
-    lines = {t.name: t for t in compare.curves(frame).data if t.name}
-    assert list(lines["sdar (2 seeds)"].y) == pytest.approx([0.75, 0.75], abs=0.01)
-    assert "n = 2, 2" in compare.difference_figure(frame).layout.annotations[0].text
+def test_the_training_curve_counts_tasks_alike_whatever_the_size_of_their_groups(run):
+    steps = run["steps"]
+    uneven = steps.with_columns((pl.col("success") / 2).alias("success_tasks"))
+    for frame, column in ((steps, "success"), (uneven, "success_tasks")):
+        trace = next(t for t in curves.success(run["evals"], frame).data if t.name == "training rollouts")
+        assert list(trace.y) == frame[column].to_list()
 
 
 # What is not there
@@ -548,6 +452,23 @@ HOSTILE = (
 )
 
 
+def assert_quoted(name: str, fig: go.Figure) -> int:
+    """No text of a figure is live where it is shown; how many quote HOSTILE."""
+    spec, page, quoted = display.spec(fig), display.html(fig), 0
+    for text in texts(spec):
+        tags = set(re.findall(r"<\s*/?\s*([a-z]+)", text, re.I))
+        assert tags <= {"b", "i", "br", "span", "sub", "sup", "extra"}, f"{name}: {text[:200]}"
+        assert "<a" not in text and "$x" not in text and "%{x} \ufffd" not in text and "\u202e" not in text, (
+            f"{name}: {text[:200]}"
+        )
+        quoted += "&lt;img" in text or "&lt;/script" in text
+    assert page.count("<script") == page.count("</script>") == 2, name
+    assert "<img" not in page and "\u2028" not in page, name
+    inner = re.search(r'type="application/json"[^>]*>(.*?)</script>', page, re.S)[1]
+    assert json.loads(inner) == spec, name
+    return quoted
+
+
 def test_hostile_rollout_text_stays_text(run, chosen):
     step, group, episode = chosen
     here = pl.col("step") == step
@@ -558,27 +479,8 @@ def test_hostile_rollout_text_stays_text(run, chosen):
     bad["turns"] = bad["turns"].with_columns(pieces=pl.col("pieces").list.eval(pl.lit(HOSTILE)))
     bad["episodes"] = run["episodes"].with_columns(task=pl.lit(HOSTILE), kind=pl.lit(HOSTILE))
     bad["evals"] = run["evals"].with_columns(panel=pl.lit(HOSTILE), role=pl.lit(HOSTILE))
-    compared = fake_evals({HOSTILE: [0.4, 0.5], "grpo": [0.6, 0.7]})
-    compared = compared.with_columns(panel=pl.lit(HOSTILE), task=pl.lit(HOSTILE) + pl.col("task"))
-    figures = every_figure(bad, step, group, episode) | {
-        "curves": compare.curves(compared),
-        "final": compare.final_figure(compared),
-        "difference": compare.difference_figure(compared, control=HOSTILE),
-    }
-    quoted = 0
-    for name, fig in figures.items():
-        spec, page = display.spec(fig), display.html(fig)
-        for text in texts(spec):
-            tags = set(re.findall(r"<\s*/?\s*([a-z]+)", text, re.I))
-            assert tags <= {"b", "i", "br", "span", "sub", "sup", "extra"}, f"{name}: {text[:200]}"
-            assert "<a" not in text and "$x" not in text and "%{x} \ufffd" not in text and "\u202e" not in text, (
-                f"{name}: {text[:200]}"
-            )
-            quoted += "&lt;img" in text or "&lt;/script" in text
-        assert page.count("<script") == page.count("</script>") == 2, name
-        assert "<img" not in page and "\u2028" not in page, name
-        inner = re.search(r'type="application/json"[^>]*>(.*?)</script>', page, re.S)[1]
-        assert json.loads(inner) == spec, name
+    figures = every_figure(bad, step, group, episode)
+    quoted = sum(assert_quoted(name, fig) for name, fig in figures.items())
     assert quoted > 50
 
 

@@ -3,21 +3,31 @@ import torch
 from make_batch import make_batch, make_episodes, make_gaps, with_states
 
 from workbench import loss
+from workbench.composition import make_gate
 from workbench.credit import rlsd
 from workbench.distill import opsd, sdar
 from workbench.errors import WorkbenchError
-from workbench.methods import METHODS, make_gate, method, options
+from workbench.methods import METHODS, method, options
 from workbench.reuse.controls import FixedReuse, RandomStop
 from workbench.reuse.dgg import Gate
 
-TEACHER = {"agent_opsd", "agent_opsd_dgg", "rlsd", "step_opsd", "sdar", "grpo_opsd", "skill_sd", "opd", "opsd"}
-CREDIT = {"dr_grpo", "rloo", "reinforce_pp_baseline", "gigpo", "agent_opsd", "agent_opsd_dgg", "rlsd", "step_opsd"}
+TEACHER = {
+    "agent_opsd", "agent_opsd_dgg", "rlsd", "step_opsd", "sdar", "grpo_opsd", "skill_sd", "opd", "opsd", "dear",
+}  # fmt: skip
+CREDIT = {
+    "dr_grpo", "rloo", "reinforce_pp_baseline", "gigpo", "cast", "agent_opsd", "agent_opsd_dgg", "rlsd", "step_opsd",
+    "v05",
+}  # fmt: skip
 
 
 @pytest.fixture
 def batch():
     episodes = make_episodes()
-    return with_states(make_batch(episodes, make_gaps(episodes)))
+    batch = with_states(make_batch(episodes, make_gaps(episodes)))
+    return batch.with_(
+        prior_rate=torch.tensor([0.6, 0.3, 0.9], dtype=torch.float64)[batch.group_index],
+        solver_advantages=batch.anchors.double() - 1,
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -31,8 +41,10 @@ def test_every_method_gives_credit_and_says_what_it_needs(name, batch):
     assert m.needs_teacher == (name in TEACHER)
     if not m.needs_teacher:
         m.credit(batch.with_(teacher_logprobs=None))
+    assert m.needs_solver == (name == "cast") and not method(name, **m.off).needs_solver
     assert (m.anchors is not None) == (name == "gigpo")
     assert (m.skills != "never") == name.startswith("skill_grpo")
+    assert (m.verification is not None) == (name == "self_verification") and not method(name, **m.off).verification
 
 
 def loss_and_gradient(m, batch):
@@ -69,12 +81,14 @@ def test_methods_switched_on_are_not_grpo(name, batch):
     assert torch.equal(m.credit(batch).advantages, plain.credit(batch).advantages) == (name not in CREDIT)
     same = torch.equal(loss_and_gradient(m, batch)[1], loss_and_gradient(plain, batch)[1])
     if same:
-        assert m.skills != "never" or m.reuse.max_reuse > 1
+        divergence = m.aux and m.aux.divergence  # takes logits, which the batch does not hold
+        other = m.skills != "never" or m.reuse.max_reuse > 1 or m.sampling != plain.sampling
+        assert divergence or other or m.verification
     else:
         assert name in CREDIT or m.aux or m.loss != plain.loss
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "opsd"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("opsd", "dear")])
 def test_the_recorded_slope_of_an_auxiliary_loss_is_its_gradient(name, batch):
     aux = method(name).aux
     if aux is None:
@@ -114,7 +128,7 @@ def test_options_reach_their_configurations():
 
 def test_options_are_listed_with_their_defaults():
     policy_loss = {
-        "pg_coef": 1.0, "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "ratio": "token",
+        "pg_coef": 1.0, "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "engine_cap": 0.0, "ratio": "token",
         "aggregation": "episode_mean",
     }  # fmt: skip
     group = {"advantage_std": True, "advantage_eps": 1e-6, "advantage_ddof": 1, "advantage_per": "trajectory"}

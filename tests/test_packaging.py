@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from file_order import LONGEST
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -31,8 +32,13 @@ def pins(*names: str) -> dict[str, str]:
 def test_every_package_folder_is_listed():
     marks = (ROOT / "workbench").rglob("__init__.py")
     folders = {mark.parent.relative_to(ROOT).as_posix().replace("/", ".") for mark in marks}
-    beside = {"workbench.notebooks", "workbench.data", "workbench.widgets"}
+    beside = {"workbench.notebooks", "workbench.studies", "workbench.data", "workbench.widgets"}
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == folders | beside
+
+
+def test_the_test_files_that_go_first_are_there():
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert [names.count(name) for name in LONGEST] == [1] * len(LONGEST)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,8 @@ def test_every_package_folder_is_listed():
     [
         ((), ("base",)),
         (("alfworld",), ("base", "alfworld")),
-        (("smollm2", "lora", "dev"), ("base", "alfworld", "test")),
+        (("ray",), ("base", "ray")),
+        (("smollm2", "lora", "ray", "dev"), ("base", "alfworld", "ray", "test")),
     ],
 )
 def test_locks_hold_what_the_project_asks_for(extras, locks):
@@ -58,7 +65,7 @@ def test_locks_hold_what_the_project_asks_for(extras, locks):
 def test_the_wheel_holds_notebooks_and_data(tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*")
-    for folder in ("workbench", "notebooks", "data", "widgets"):
+    for folder in ("workbench", "notebooks", "studies", "data", "widgets"):
         shutil.copytree(ROOT / folder, source / folder, ignore=ignored)
     for file in ("pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / file, source)
@@ -73,12 +80,11 @@ def test_the_wheel_holds_notebooks_and_data(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         archive.extractall(target)
-    for folder in ("notebooks", "data"):
-        kept = "*.ipynb" if folder == "notebooks" else "**/*"
+    for folder, kept in (("notebooks", "*.ipynb"), ("studies", "*.toml"), ("data", "**/*")):
         files = {f"workbench/{p.relative_to(source).as_posix()}" for p in (source / folder).glob(kept) if p.is_file()}
         assert files <= names, sorted(files - names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not [name for name in names if name.startswith(("tests/", "notebooks/", "data/", "widgets/"))]
+    assert not [name for name in names if name.startswith(("tests/", "notebooks/", "studies/", "data/", "widgets/"))]
 
     code = (
         "import workbench; from workbench import shipped, cli; print(workbench.__file__); "
@@ -181,11 +187,11 @@ def test_packages_are_installed_once_and_again_when_a_lock_changes(checkout):
         return [c.removeprefix("-m pip install -qq ") for c in (checkout / "calls.log").read_text().splitlines()]
 
     base = ["-r requirements/base.txt", "--no-deps --no-build-isolation --editable ."]
-    alfworld = ["-r requirements/alfworld.txt"]
+    engines = ["-r requirements/alfworld.txt", "-r requirements/ray.txt"]
     test = ["-r requirements/test.txt", "--no-deps -r requirements/no-deps.txt"]
     assert calls(".venv/.installed-base") == base
-    pytest_ = "-m pytest -n auto --maxprocesses 4 --dist loadfile"
-    assert calls("test", "TESTS=tests/test_cli.py", "ARGS=-x") == [*alfworld, *test, f"{pytest_} tests/test_cli.py -x"]
+    pytest_ = "-m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder"
+    assert calls("test", "TESTS=tests/test_cli.py", "ARGS=-x") == [*engines, *test, f"{pytest_} tests/test_cli.py -x"]
     assert calls("test") == [f"{pytest_} tests"]
     changed = checkout / "requirements" / "test.txt"
     os.utime(changed, (changed.stat().st_atime, (checkout / ".venv" / ".installed-test").stat().st_mtime + 5))

@@ -53,6 +53,7 @@ def test_the_released_trainer_cannot_run_and_ours_trains_with_a_teacher(tmp_path
 
     folder = RunFolder.create(tmp_path, "run", {"name": "run"})
     small = {"steps": 1, "tasks_per_step": 1, "group_size": 2, "max_turns": 2, "live_episodes": 2, "eval_games": 1}
+    small["eval_panels"] = "heldout"
     trainer = Trainer(TrainConfig(method="agent_opsd", **small), folder, lambda message: None)
     trainer.run()
     turns = folder.read("turns")

@@ -1,5 +1,6 @@
 """A recorded step becomes the batch it was, and every method's credit on it is the credit of the original."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from make_batch import by_token, make_batch, make_episodes, make_gaps, take_rows
 
 from workbench import loss, shipped, tables
-from workbench.credit import gigpo, grpo
+from workbench.credit import cast, gigpo, grpo
 from workbench.errors import WorkbenchError
 from workbench.figures.replay import with_beliefs
 from workbench.methods import METHODS, method
@@ -19,7 +20,8 @@ from workbench.runs import RunFolder
 
 STEP = 7
 OBSERVATIONS = ("You are in the hall.", "You are in the hall.", "You see a lamp.")
-TEACHER = {"agent_opsd", "agent_opsd_dgg", "rlsd", "step_opsd", "sdar", "grpo_opsd", "skill_sd", "opd", "opsd"}
+VOCABULARY = ["opsd", "dear"]  # methods that compare whole distributions
+TEACHER = {"agent_opsd", "agent_opsd_dgg", "rlsd", "step_opsd", "sdar", "grpo_opsd", "skill_sd", "opd", *VOCABULARY}
 
 
 def single(values):
@@ -34,7 +36,13 @@ def played():
             episode,
             turns=[
                 replace(
-                    turn, observation=OBSERVATIONS[rng.integers(3)], action=f"go {k}", reward=rng.integers(-4, 5) / 4
+                    turn,
+                    observation=OBSERVATIONS[rng.integers(3)],
+                    action=f"go {k}",
+                    reward=rng.integers(-4, 5) / 4,
+                    solver_before=4.0,
+                    solver_after=math.inf,
+                    solver_advantage=float(rng.integers(-4, 2)),
                 )
                 for k, turn in enumerate(episode.turns)
             ],
@@ -49,14 +57,16 @@ def recorded(layout="episode", reward="outcome"):
     batch = make_batch(episodes, make_gaps(episodes), layout, reward=reward)
     entropy = torch.rand(batch.input_ids.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     batch = batch.with_(
-        teacher_logprobs=single(batch.teacher_logprobs), entropy=single(entropy), anchors=gigpo.anchors(episodes)
-    )
+        teacher_logprobs=single(batch.teacher_logprobs), entropy=single(entropy), anchors=gigpo.anchors(episodes),
+        solver_advantages=cast.solver_advantages(episodes),
+        prior_rate=torch.tensor([0.6, 0.3, 0.9], dtype=torch.float64)[batch.group_index],
+    )  # fmt: skip
     tokens = {name: getattr(batch, name) for name in ("old_logprobs", "teacher_logprobs", "entropy")}
     plain = grpo.credit(batch)
     turns = tables.turns_frame(
         STEP, episodes, batch, Credit(plain.advantages), tokens, lambda ids: [str(i) for i in ids]
     )
-    heads = tables.episodes_frame(STEP, episodes, plain.turns["turn_advantage"][:, 0], batch.outcome)
+    heads = tables.episodes_frame(STEP, episodes, plain.turns["turn_advantage"][:, 0], batch.outcome, batch.prior_rate)
     return batch, turns, heads
 
 
@@ -92,7 +102,7 @@ def test_the_batch_holds_what_was_recorded(run):
     assert again.old_logprobs.dtype == torch.float64
     for name in ("old_logprobs", "teacher_logprobs", "entropy", "input_ids"):
         assert by_token(again, getattr(again, name)) == by_token(batch, getattr(batch, name)), name
-    for name in ("outcome", "reward", "turn_rewards", "group_index", "turn_tokens"):
+    for name in ("outcome", "reward", "turn_rewards", "group_index", "turn_tokens", "solver_advantages"):
         assert torch.equal(getattr(again, name), getattr(batch, name).to(getattr(again, name).dtype)), name
     same = batch.anchors[:, :, None, None] == batch.anchors
     assert torch.equal((again.anchors[:, :, None, None] == again.anchors), same)
@@ -115,11 +125,12 @@ def test_episodes_keep_their_texts_and_numbers(run):
         assert mine.total_reward == original.total_reward and mine.contiguous
         for a, b in zip(mine.turns, original.turns, strict=True):
             assert (a.observation, a.action, a.reward, a.valid) == (b.observation, b.action, b.reward, b.valid)
+            assert (a.solver_before, a.solver_after, a.solver_advantage) == (4, math.inf, b.solver_advantage)
             assert a.response_ids.tolist() == b.response_ids.tolist() and a.logprobs.tolist() == b.logprobs.tolist()
     assert batch_of(*shifted, STEP)[1][0] == (3, 0)
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if n != "opsd"])
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in VOCABULARY])
 def test_slopes_are_the_gradient_of_the_whole_loss(name, run):
     batch, _ = batch_of(*run[1:], STEP)
     built, old = method(name), batch.old_logprobs
@@ -140,6 +151,18 @@ def test_slopes_are_the_gradient_of_the_whole_loss(name, run):
     assert not each.push[~batch.response_mask].any() and not each.slope[~batch.response_mask].any()
 
 
+def test_what_the_sampling_engine_recorded_weighs_the_slopes_of_a_method_that_reads_it(run):
+    _, turns, heads = run
+    plain, _ = batch_of(turns, heads, STEP)
+    less = pl.col("old_logprobs").list.eval(pl.element() - math.log(1.5)).alias("sampled_logprobs")
+    engine, _ = batch_of(turns.with_columns(less), heads, STEP)
+    assert plain.sampled_logprobs is None
+    for name, factor in (("dora", 1.5), ("grpo", 1.0)):
+        one, other = (credit_of(batch, method(name)) for batch in (plain, engine))
+        torch.testing.assert_close(other.slope, factor * one.slope, atol=0, rtol=1e-5)
+        torch.testing.assert_close(other.push, factor * one.push, atol=0, rtol=1e-5)
+
+
 def test_a_repeated_row_changes_no_credit(run):
     batch = run[0]
     twice = take_rows(batch.with_(entropy=None), [*range(len(batch.lengths)), 0, 2])
@@ -150,12 +173,16 @@ def test_a_repeated_row_changes_no_credit(run):
 def test_what_was_not_recorded_leaves_methods_out_and_says_why(run):
     _, turns, heads = run
     done, left_out = credit_by_method(batch_of(turns, heads, STEP)[0])
-    assert list(left_out) == ["opsd"] and "whole distributions" in left_out["opsd"]
-    assert list(done) == [n for n in METHODS if n != "opsd"]
+    assert list(left_out) == VOCABULARY and all("whole distributions" in why for why in left_out.values())
+    assert list(done) == [n for n in METHODS if n not in VOCABULARY]
     bare = turns.drop("teacher_logprobs").with_columns(entropy=None, observation=pl.lit(""))
     batch, _ = batch_of(bare, heads, STEP)
     assert batch.teacher_logprobs is None and batch.entropy is None and batch.anchors is None
     assert "gigpo" in credit_by_method(batch, ["gigpo"], episodes=episodes_of(bare, heads, STEP))[1]
+    assert "v05" in credit_by_method(batch_of(turns, heads.drop("prior_rate"), STEP)[0])[1]
+    unsolved = turns.with_columns(pl.lit(None, dtype=pl.Float64).alias("solver_advantage"))
+    for kept in (unsolved, turns.drop("solver_before", "solver_after", "solver_advantage")):
+        assert "without one (setting record_solver)" in credit_by_method(batch_of(kept, heads, STEP)[0])[1]["cast"]
     done, left_out = credit_by_method(batch)
     assert set(left_out) == TEACHER | {"gigpo"} and not set(done) & set(left_out)
     assert "recorded without one" in left_out["rlsd"] and "observation texts" in left_out["gigpo"]

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import hashlib
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -16,7 +17,7 @@ from plotly.offline import get_plotlyjs
 from workbench.errors import WorkbenchError
 from workbench.notebook_html import kept_html, markdown
 from workbench.report import build_report, page
-from workbench.runs import RESULT_MIME, RunFolder
+from workbench.runs import RESULT_MIME, RunFolder, account, record_result
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script><!-- --><svg onload=alert(3)>"
 IMG = "<img src=x onerror=alert(1)>"
@@ -28,6 +29,23 @@ PLOTLY = "application/vnd.plotly.v1+json"
 def library(monkeypatch):
     """A stand-in for plotly.js: 4.8 MB are slow to parse."""
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly.js v0 */")
+
+
+def test_a_result_stands_as_it_was_recorded_with_its_verdict_first(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, metadata, raw: shown.append((data, metadata)))
+    record_result({"steps": 2, "by": {"z": 1, "a": None}, "none": None, "verdict": ["One is ahead.", "Two is not."]})
+    data, metadata = json.loads(json.dumps(shown[0], sort_keys=True))  # as notebooks are stored
+    notebook = new_notebook(cells=[new_code_cell(outputs=[new_output("display_data", data, metadata=metadata)])])
+    found = account.result(notebook)
+    assert list(found) == ["steps", "by", "none", "verdict"] and list(found["by"]) == ["z", "a"]
+    text = page((notebook, {"status": "complete", "result": found}, "r"))
+    rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td></tr>", text, re.DOTALL)
+    assert rows == [("verdict", "One is ahead.\nTwo is not."), ("steps", "2"), ("by", "z  1\na  –"), ("none", "–")]
+    many = page((notebook, {"status": "complete", "result": {"verdict": ["In short.", *"abcd"]}}, "r"))
+    assert "<td><details><summary>In short. <i>and 4 more</i></summary>a\nb\nc\nd</details></td>" in many
+    told = html.unescape(text)
+    assert told.index('"z"') < told.index('"a"')
 
 
 class Page(HTMLParser):

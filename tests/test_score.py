@@ -17,7 +17,8 @@ BELIEFS = ("evidence", "belief_before", "belief", "revision", "z", "weight", "tu
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """One step of AgentOPSD: its rollouts were sampled and scored by the shipped model."""
-    config = TrainConfig(method="agent_opsd", steps=1, tasks_per_step=2, group_size=4, eval_games=1, live_episodes=8)
+    small = {"tasks_per_step": 2, "group_size": 4, "live_episodes": 8, "eval_games": 1, "eval_panels": "heldout"}
+    config = TrainConfig(method="agent_opsd", steps=1, **small)
     run = RunFolder.create(tmp_path_factory.mktemp("runs"), "train", {})
     Trainer(config, run, lambda line: None).run()
     return run

@@ -8,15 +8,15 @@ from workbench.errors import WorkbenchError
 from workbench.runs.execute import RunFailed, run_notebook
 
 SMALL = {
-    "steps": 2, "tasks_per_step": 2, "group_size": 4, "eval_games": 4, "eval_every": 1, "checkpoint_every": 1,
-    "more": {"live_episodes": 8},
+    "steps": 2, "tasks_per_step": 2, "group_size": 4, "eval_games": 4, "eval_every": 2, "checkpoint_every": 2,
+    "more": {"live_episodes": 8, "max_turns": 4},
 }  # fmt: skip
 
 
 @pytest.mark.slow
 def test_it_trains_records_and_resumes_to_the_same_result(tmp_path):
     run = run_notebook(
-        "train", SMALL | {"method": "agent_opsd", "seed": 4, "experiment": "small"}, tmp_path, progress=False
+        "train", SMALL | {"method": "agent_opsd", "seed": 3, "experiment": "small"}, tmp_path, progress=False
     )
     result = run.manifest["result"]
     assert run.is_complete and run.path.parent.name == "small"
@@ -33,7 +33,7 @@ def test_it_trains_records_and_resumes_to_the_same_result(tmp_path):
     assert not [o for c in notebook["cells"] for o in c.get("outputs", []) if o["output_type"] == "error"]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_bad_settings_fail_in_one_clear_account(tmp_path):
     with pytest.raises(RunFailed) as error:
         run_notebook("train", SMALL | {"skills": "no/such/folder"}, tmp_path, progress=False)

@@ -1,5 +1,5 @@
-"""The explorer in JupyterLab: open, filter, select, hover, note, reload, deep link, both themes, two widths; and text
-that would like to run."""
+"""The explorer in JupyterLab: open, filter, select, hover, note, reload, deep link, both themes, two widths; text that
+would like to run; and a curve that grows while a cell runs."""
 
 import json
 
@@ -19,16 +19,34 @@ RUN = "import json\nfrom workbench.widgets import Explorer\nexplorer = Explorer(
 
 
 class Notebook:
-    """One open notebook: what it shows, and its kernel."""
+    """One notebook open in JupyterLab: what it shows, and its kernel."""
 
     def __init__(self, page, lab, name):
-        self.page, self.lab, self.name, self.errors = page, lab, name, []
+        self.page, self.lab, self.name, self.errors, self.cells = page, lab, name, [], ()
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        lab.write(name, "")
         page.goto(lab.url(name))
         self.ready()
-        page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')")
-        self.wait(".cw-tok")
+
+    def show(self, *cells):
+        """Put these cells in the place of all others and run them, unless they are there already."""
+        if cells == self.cells:
+            return
+        self.page.evaluate(
+            """(cells) => {
+                 const made = cells.map((source) => ({cell_type: "code", source, metadata: {}, outputs: []}));
+                 const notebook = jupyterapp.shell.currentWidget.context.model.sharedModel;
+                 const all = made.length + notebook.cells.length;
+                 notebook.transact(() => {
+                   notebook.insertCells(0, made);
+                   notebook.deleteCellRange(made.length, all);
+                 });
+                 jupyterapp.commands.execute("notebook:run-all-cells");
+               }""",
+            cells,
+        )
+        self.cells = cells
 
     def ready(self):
         self.page.wait_for_selector(".jp-Notebook", timeout=90_000)
@@ -90,7 +108,7 @@ class Notebook:
 
     def shot(self, artifacts, name):
         self.page.wait_for_timeout(300)
-        self.page.screenshot(path=artifacts / f"explorer-{name}.png")
+        self.page.screenshot(path=artifacts / f"jupyterlab-{name}.png")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +118,6 @@ def run(lab):
 
 @pytest.fixture(scope="module")
 def notebook(browser, lab, run):
-    lab.write("explore.ipynb", RUN.format(run=str(run.path)))
     page = browser.new_page(viewport=WIDE)
     made = Notebook(page, lab, "explore.ipynb")
     page.evaluate("jupyterapp.commands.execute('application:toggle-left-area')")
@@ -112,6 +129,8 @@ def notebook(browser, lab, run):
 @pytest.fixture
 def view(notebook, run):
     """The notebook with the view put back to a known place."""
+    notebook.show(RUN.format(run=str(run.path)))
+    notebook.wait(".cw-tok")
     notebook.kernel("explorer.filter = explorer.search = explorer.sort = ''\nexplorer.selection = 4, 0")
     notebook.at("step=4&episode=0")
     notebook.says(".cw-status", "72 episodes")
@@ -304,16 +323,16 @@ def lowest_contrast(view):
     )
 
 
-def test_a_long_turn_comes_in_parts(browser, lab):
-    made, n = synthetic_run.write(lab.folder / "long", n_steps=1, groups=1, size=2), 9000
+def test_a_long_turn_comes_in_parts(notebook, tmp_path):
+    made, n = synthetic_run.write(tmp_path, n_steps=1, groups=1, size=2), 9000
     turns = made.read("turns")
     lists = {c: turns[c].dtype for c in turns.columns if turns.schema[c].base_type() == pl.List and c != "pieces"}
     long = [pl.lit(pl.Series([[float(i % 7) for i in range(n)]]).cast(t)).first().alias(c) for c, t in lists.items()]
     pieces = pl.lit(pl.Series([[f"Ġw{i}" for i in range(n)]])).first().alias("pieces")
     made.write_table("turns", 1, turns.with_columns(pieces, *long, response=pl.lit("")))
-    lab.write("long.ipynb", RUN.format(run=str(made.path)))
-    page = browser.new_page(viewport=WIDE)
-    view = Notebook(page, lab, "long.ipynb")
+    view, page = notebook, notebook.page
+    view.show(RUN.format(run=str(made.path)))
+    view.wait(".cw-tok")
     first = view.locator(".cw-agent").first
     tokens = "document.querySelector('.cw-agent').querySelectorAll('.cw-tok').length"
     assert page.evaluate(tokens) == 4096 and "4904 more tokens" in first.inner_text()
@@ -327,11 +346,10 @@ def test_a_long_turn_comes_in_parts(browser, lab):
     last.hover()
     view.says(".cw-tip", "token 8999 of turn 0")
     assert view.errors == []
-    page.close()
 
 
-def test_text_from_a_rollout_never_runs(browser, lab, artifacts):
-    made = synthetic_run.write(lab.folder / "hostile", n_steps=1, groups=1, size=4)
+def test_text_from_a_rollout_never_runs(notebook, tmp_path, artifacts):
+    view, made = notebook, synthetic_run.write(tmp_path, n_steps=1, groups=1, size=4)
     bad = pl.lit(HOSTILE)
     turns, episodes = made.read("turns"), made.read("episodes")
     pieces = turns["pieces"].list.len().map_elements(lambda n: [HOSTILE] * n, return_dtype=pl.List(pl.String))
@@ -339,13 +357,11 @@ def test_text_from_a_rollout_never_runs(browser, lab, artifacts):
     made.write_table("turns", 1, turns.with_columns(pieces.alias("pieces"), **columns))
     made.write_table("episodes", 1, episodes.with_columns(task=bad, kind=bad, stop_reason=bad))
     (made.path / "notes.jsonl").unlink(missing_ok=True)
-    lab.write(
-        "hostile.ipynb",
+    view.show(
         RUN.format(run=str(made.path))
         + f"\nexplorer.notes.add(1, 0, text={HOSTILE!r}, author={HOSTILE[:190]!r}, tags=[{HOSTILE[:60]!r}])\nexplorer",
     )
-    page = browser.new_page(viewport=WIDE)
-    view = Notebook(page, lab, "hostile.ipynb")
+    view.wait(".cw-tok")
     view.kernel("explorer.selection = 1, 0, 0")
     view.at("episode=0&turn=0")
     view.locator(".cw-env").first.click()
@@ -354,7 +370,7 @@ def test_text_from_a_rollout_never_runs(browser, lab, artifacts):
     view.wait(".cw-colhead")
     view.keys("c", "g", "g")
     view.wait(".cw-note")
-    found = page.evaluate(
+    found = view.page.evaluate(
         """() => ({ran: window.ran, made: document.querySelectorAll(
              '.cw-explorer :is(img, script, a, iframe, style, link, object, embed, base, form)').length,
              shown: document.querySelector('.cw-note .cw-text').textContent})"""
@@ -363,4 +379,39 @@ def test_text_from_a_rollout_never_runs(browser, lab, artifacts):
     assert found["shown"].startswith("<img src=x onerror=") and "\u202e" not in found["shown"]
     view.shot(artifacts, "hostile")
     assert view.errors == []
-    page.close()
+
+
+SETUP = "from workbench import figures\nfigures.setup()"
+GROW = """
+import shutil, time
+from pathlib import Path
+from workbench import shipped
+from workbench.figures.live import Live
+from workbench.runs import RunFolder
+
+source = RunFolder.open(shipped.data("recorded_run"))
+folder = RunFolder.create("runs", "live", {})
+shutil.copytree(source.path / "tables" / "steps", folder.path / "tables" / "steps")
+(folder.path / "tables" / "evals").mkdir(parents=True)
+live = Live(folder)
+for file in source.table_files("evals")[:3]:
+    shutil.copy(file, folder.path / "tables" / "evals")
+    live()
+    print("drawn", flush=True)
+    while not Path("next").exists():
+        time.sleep(0.05)
+    Path("next").unlink()
+"""
+POINTS = """() => {
+  const plots = [...document.querySelectorAll('.js-plotly-plot')].filter(p => p.offsetParent);
+  const held = t => (t.name || '').startsWith('heldout (') && t.x;
+  return plots.map(p => Math.max(...p.data.filter(held).map(t => t.x.length)));
+}"""
+
+
+def test_the_training_curve_grows_in_its_place_while_a_cell_runs(notebook, lab, artifacts):
+    notebook.show(SETUP, GROW)
+    for points in (1, 2, 3):
+        notebook.page.wait_for_function(f"() => ({POINTS})().join() === '{points}'", timeout=90_000)
+        notebook.shot(artifacts, f"live-{points}")
+        (lab.folder / "next").touch()

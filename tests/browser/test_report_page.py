@@ -209,11 +209,12 @@ def test_hovering_tells_a_token_and_notes_are_read_only(view, run):
     assert view.page.locator(".cw-notes textarea, .cw-note button:has-text('delete')").count() == 0
 
 
-def test_figures_are_drawn_when_they_are_reached(view):
+def test_figures_are_drawn_when_they_are_reached(view, artifacts):
     assert view.page.evaluate("!window.Plotly"), "plotly.js does not keep the explorer waiting"
     view.draw_figures()
     titles = view.page.locator(".gtitle").all_inner_texts()
     assert len(titles) == view.page.locator(".figure").count() == 10
+    view.shot(artifacts, "figures")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -233,8 +234,9 @@ def test_both_schemes_and_widths_can_be_read(browser, run, path, artifacts, sche
     view.shot(artifacts, f"{scheme}-{width}")
     view.page.locator("h1").scroll_into_view_if_needed()
     view.shot(artifacts, f"{scheme}-{width}-head")
-    view.draw_figures()
-    view.shot(artifacts, f"{scheme}-{width}-figures")
+    if (scheme, width) == ("dark", "narrow"):  # drawing takes seconds; light and wide ones are drawn above
+        view.draw_figures()
+        view.shot(artifacts, f"{scheme}-{width}-figures")
     view.close()
 
 
