@@ -17,7 +17,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
@@ -143,15 +143,7 @@ class RunFolder:
             if not self.tables:
                 raise WorkbenchError(f"no table {name!r} in {self.path}: it holds no tables yet")
             raise unknown(f"table of {self.path}", name, self.tables)
-        runs: list[tuple[Any, list[Path]]] = []
-        for file in files:
-            schema = pl.read_parquet_schema(file)
-            if runs and runs[-1][0] == schema:
-                runs[-1][1].append(file)
-            else:
-                runs.append((schema, [file]))
-        parts = [pl.scan_parquet(paths, hive_partitioning=False, glob=False) for _, paths in runs]
-        return parts[0] if len(parts) == 1 else pl.concat(parts, how="diagonal_relaxed")
+        return scan_files(files)
 
     def read(self, name: str) -> pl.DataFrame:
         """As `scan`, collected."""
@@ -278,6 +270,19 @@ class RunFolder:
         if self.is_complete:
             return "complete"
         return state_of(self.manifest.get("status"), self.is_locked)
+
+
+def scan_files(files: Sequence[Path]) -> pl.LazyFrame:
+    """Files of one table, at least one, as one lazy frame; a column that is null in some of them keeps its type."""
+    runs: list[tuple[Any, list[Path]]] = []
+    for file in files:
+        schema = pl.read_parquet_schema(file)
+        if runs and runs[-1][0] == schema:
+            runs[-1][1].append(file)
+        else:
+            runs.append((schema, [file]))
+    parts = [pl.scan_parquet(paths, hive_partitioning=False, glob=False) for _, paths in runs]
+    return parts[0] if len(parts) == 1 else pl.concat(parts, how="diagonal_relaxed")
 
 
 def state_of(status: str | None, locked: bool) -> str:
