@@ -66,6 +66,8 @@ def test_two_processes_make_the_update_of_one(seen, kind):
             for name in ("energy", "loss", "grad_norm", "kl", "pg_loss", "aux_loss"):
                 assert (theirs[name] or 0) == pytest.approx(ours[name] or 0, rel=1e-3, abs=1e-5), name
         for name, weight in one["weights"].items():
+            if name.endswith("k_proj.bias"):  # softmax cancels it: its gradient is rounding alone, which Adam scales up
+                continue
             torch.testing.assert_close(rank["weights"][name], weight, rtol=0, atol=5e-5, msg=name)
 
 
