@@ -13,6 +13,7 @@ import pytest
 
 from workbench.errors import WorkbenchError
 from workbench.runs import RunFolder, checkpoint_step, files, list_runs
+from workbench.runs.folder import step_of
 
 
 @pytest.fixture
@@ -76,6 +77,16 @@ def test_tables_are_read_in_order_and_keep_types_that_some_steps_lack(run):
     assert table["gap"].to_list() == [None, [], [0.1, 0.2]]
     assert run.scan("steps").filter(pl.col("step") > 1).select("kl").collect().height == 2
     assert [p.name for p in run.table_files("steps")] == [f"step={n:06d}.parquet" for n in (1, 2, 10)]
+
+
+def test_the_files_of_a_step_are_those_a_listing_has_of_it(run):
+    for step in (7, 1_234_567):
+        first = run.write_table("turns", step, pl.DataFrame({"turn": [0]}))
+        for number in range(1, 12):
+            first.with_name(f"{first.stem}.{number}.parquet").write_bytes(first.read_bytes())
+    for step in (7, 1_234_567, 1):
+        assert run.step_files("turns", step) == [f for f in run.table_files("turns") if step_of(f) == step]
+    assert run.step_files("steps", 7) == []
 
 
 def test_writing_a_step_again_replaces_it_and_is_deterministic(run):

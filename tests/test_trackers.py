@@ -74,6 +74,17 @@ def test_a_run_is_told_step_by_step_and_its_end(run):
     assert fake.told[0][1] == trackers.numbers(run, 1)
 
 
+def test_a_step_is_told_without_a_listing_of_all(run, monkeypatch):
+    listed = []
+    monkeypatch.setattr(RunFolder, "table_files", lambda run, name: listed.append(name) or [])
+    fake = Fake()
+    with trackers.follow(run, {}, more=[fake]) as tell:
+        for done in (2, 3, 5):
+            tell(done)
+    assert [step for step, _ in fake.told] == [1, 2, 3, 4]
+    assert listed == list(trackers.TABLES)  # once, at the end
+
+
 @pytest.mark.parametrize(("raised", "status"), [(KeyboardInterrupt(), "interrupted"), (ValueError(), "failed")])
 def test_a_resumed_run_goes_on_without_a_step_twice(run, raised, status):
     fake = Fake()

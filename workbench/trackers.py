@@ -21,6 +21,7 @@ from .errors import WorkbenchError, unknown
 from .runs.files import read_json, write_json
 from .runs.folder import RunFolder, step_of
 
+TABLES = ("steps", "evals", "timings")  # whose numbers are told
 VARIABLE = "WORKBENCH_TRACKERS"  # names with commas between, in place of the configuration's; "none": no tracker
 PATIENCE, IMPATIENCE = 30.0, 5.0  # seconds that a finished and a stopped run wait for what is still being sent
 
@@ -255,7 +256,10 @@ class _Feed:
 
     def send(self, done: int | None) -> int:
         """Tell of every step below `done` (None: all that the tables hold) that was not told yet."""
-        steps = [s for s in _steps(self.run) if s >= self.state["next"] and (done is None or s < done)]
+        first = self.state["next"]
+        # To list all steps at every step would take a long run longer and longer.
+        steps = _steps(self.run) if done is None else range(first, done)
+        steps = [s for s in steps if s >= first and any(self.run.step_files(table, s) for table in TABLES)]
         for step in steps:
             told = numbers(self.run, step)
             # Noted before it is sent: whoever is killed between the two loses a step rather than sends it twice.
@@ -315,10 +319,10 @@ def _reason(name: str, error: BaseException) -> str:
 
 
 def _steps(run: RunFolder) -> list[int]:
-    files = [file for table in ("steps", "evals", "timings") for file in run.table_files(table)]
+    files = [file for table in TABLES for file in run.table_files(table)]
     return sorted({step_of(file) for file in files})
 
 
 def _rows(run: RunFolder, table: str, step: int) -> list[dict[str, Any]]:
-    files = [file for file in run.table_files(table) if step_of(file) == step]
+    files = run.step_files(table, step)
     return [row for file in files for row in pl.read_parquet(file, hive_partitioning=False).to_dicts()]

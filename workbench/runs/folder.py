@@ -12,6 +12,7 @@ killed run leaves nothing torn. COMPLETE is written last: a folder without it be
 import contextlib
 import fcntl
 import io
+import itertools
 import os
 import re
 import shutil
@@ -111,6 +112,12 @@ class RunFolder:
         """The table's files in order of their step, and of their number where an import left several a step."""
         files = [path for path in (self.path / "tables" / name).glob("*.parquet") if step_of(path) is not None]
         return sorted(files, key=lambda path: (step_of(path), len(path.name), path.name))
+
+    def step_files(self, name: str, step: int) -> list[Path]:
+        """The table's files of one step, as `table_files` orders them, without a listing of all steps."""
+        file = self.path / "tables" / name / f"step={step:06d}.parquet"
+        numbered = (file.with_suffix(f".{number}.parquet") for number in itertools.count(1))
+        return [file, *itertools.takewhile(Path.is_file, numbered)] if file.is_file() else []
 
     def write_table(self, name: str, step: int, frame: pl.DataFrame) -> Path:
         """Write one step of a table, whole or not at all; writing the same step again replaces it.
