@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from workbench import toy_world
-from workbench.fidelity import scores
-from workbench.fidelity.signals import padded
+from workbench.fidelity import frames, scores
+from workbench.fidelity.signals import Found, Name, padded
 from workbench.fidelity.truth import Truth, difference, estimate, exact, truth
 
 ROLLS = 16
@@ -176,6 +176,19 @@ def test_one_group_has_no_interval():
     whole = truth([[exact(0.5), exact(0.2), exact(1.0)], [exact(0.5), exact(0.7), exact(0.0)]], [0, 0])
     found = scores.score(whole.advantage, whole)
     assert found.value["correlation"] == 1 and np.isnan([found.low["correlation"], found.high["correlation"]]).all()
+    value, *ends = scores.gain(whole.advantage, -whole.advantage, whole)
+    assert value == 2 and np.isnan(ends).all()
+    name = [Name("evidence", "signal", text) for text in ("right", "wrong")]
+    credit = {name[0]: Found(list(whole.advantage)), name[1]: Found(list(-whole.advantage))}
+    assert frames.teacher_gains(credit, whole, 0) == {"evidence": {"wrong": [2, None, None]}}
+
+
+def test_a_bin_of_a_belief_that_one_group_alone_has_has_no_interval():
+    right = hand(np.tile([0.3, -0.2, 0.1, -0.1], (2, 1)).reshape(8, 1))
+    beliefs = np.column_stack([np.full(8, 0.15), np.array([0.95] + [0.55] * 7)])
+    rows = {round(row["belief"], 2): row for row in scores.reliability(beliefs, right)}
+    assert rows[0.95]["value_low"] is None and rows[0.95]["value_high"] is None
+    assert rows[0.55]["value_low"] < rows[0.55]["value"] < rows[0.55]["value_high"]
 
 
 def hand_of(whole: Truth, e: int) -> Truth:

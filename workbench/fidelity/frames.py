@@ -100,9 +100,9 @@ def score_rows(
     return rows + _ceilings(truth, seed)
 
 
-def teacher_gains(found: Signals, truth: Truth, seed: int) -> dict[str, dict[str, list[float]]]:
+def teacher_gains(found: Signals, truth: Truth, seed: int) -> dict[str, dict[str, list[float | None]]]:
     """{signal: {text: [difference, low, high]}}: its rank correlation under the right skill text less that under
-    another."""
+    another; low and high None where they cannot be told."""
     K, out = truth.mask.shape[1], {}
     for name, own in found.items():
         if name.teacher != "right":
@@ -111,8 +111,8 @@ def teacher_gains(found: Signals, truth: Truth, seed: int) -> dict[str, dict[str
             other = found.get(Name(name.name, name.kind, text))
             if other is not None:
                 gain = scores.gain(padded(own.credit, K), padded(other.credit, K), truth, seed=seed)
-                if np.isfinite(gain).all():
-                    out.setdefault(name.name, {})[text] = list(gain)
+                if np.isfinite(gain[0]):
+                    out.setdefault(name.name, {})[text] = [*map(_known, gain)]
     return out
 
 

@@ -58,14 +58,9 @@ def score(
         "brier": np.zeros((len(credit), 2)) if belief is None else errors(belief, truth),
     }
     weights = resample(truth.group, resamples, seed)
-    several = len(np.unique(truth.group)) > 1
     value, low, high = {}, {}, {}
     for name, pairs in sums.items():
-        value[name] = _ratio(pairs.sum(0))
-        draws = _ratio(weights @ pairs)
-        known = draws[np.isfinite(draws)]
-        enough = several and np.isfinite(value[name]) and len(known) >= 0.95 * resamples
-        low[name], high[name] = np.quantile(known, [0.025, 0.975]) if enough else (np.nan, np.nan)
+        value[name], low[name], high[name] = _mean(pairs, weights)
     share = float(told[counted].mean()) if counted.any() else float("nan")
     return Score(value, low, high, share, len(credit), int(counted.sum()))
 
@@ -82,14 +77,12 @@ def correlations(credit: np.ndarray, truth: Truth) -> tuple[np.ndarray, np.ndarr
 def gain(
     one: np.ndarray, other: np.ndarray, truth: Truth, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float, float]:
-    """By how much the mean rank correlation of one credit is above another's on the same episodes, and its interval."""
+    """By how much the mean rank correlation of one credit is above another's on the same episodes, and its interval;
+    NaN where it is not defined, or cannot be told."""
     counted, first, _ = correlations(one, truth)
     apart = first - correlations(other, truth)[1]
     pairs = np.stack([np.where(counted, apart, 0), counted], 1)
-    draws = _ratio(resample(truth.group, resamples, seed) @ pairs)
-    if not np.isfinite(draws).any():
-        return (float("nan"),) * 3
-    return _ratio(pairs.sum(0)), *map(float, np.nanquantile(draws, [0.025, 0.975]))
+    return _mean(pairs, resample(truth.group, resamples, seed))
 
 
 def varies(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -141,7 +134,7 @@ def reliability(
     belief: np.ndarray, truth: Truth, bins: int = 10, resamples: int = RESAMPLES, seed: int = 0
 ) -> list[dict[str, float]]:
     """One row a bin of the belief that holds a state: belief, value (means over its states), value_low, value_high
-    (over groups of episodes), states. Calibrated is where value equals belief."""
+    (over groups of episodes, None where too few have such a state), states. Calibrated is where value equals belief."""
     place = np.clip((belief * bins).astype(int), 0, bins - 1)
     weights = resample(truth.group, resamples, seed)
     rows = []
@@ -150,11 +143,11 @@ def reliability(
         if not here.any():
             continue
         sums = np.stack([np.where(here, truth.value, 0).sum(1), here.sum(1)], 1)
-        draws = _ratio(weights @ sums)
-        low, high = np.nanquantile(draws, [0.025, 0.975])
+        value, *ends = _mean(sums, weights)
+        low, high = (end if np.isfinite(end) else None for end in ends)
         rows.append(
-            {"belief": float(belief[here].mean()), "value": _ratio(sums.sum(0)), "value_low": float(low),
-             "value_high": float(high), "states": int(here.sum())}
+            {"belief": float(belief[here].mean()), "value": value, "value_low": low, "value_high": high,
+             "states": int(here.sum())}
         )  # fmt: skip
     return rows
 
@@ -203,6 +196,17 @@ def resample(group: np.ndarray, resamples: int, seed: int) -> np.ndarray:
     names, owner = np.unique(group, return_inverse=True)
     n = len(names)
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)[:, owner].astype(float)
+
+
+def _mean(pairs: np.ndarray, weights: np.ndarray) -> tuple[float, float, float]:
+    """Sums over counts (E,2), and between which values 95 % of the draws of `resample` lie: NaN where it has no count,
+    and where over 5 % of the draws have none, as with the counts of one group alone, which say nothing of others."""
+    value, draws = _ratio(pairs.sum(0)), _ratio(weights @ pairs)
+    known = draws[np.isfinite(draws)]
+    several = (weights != 1).any()
+    if not several or not np.isfinite(value) or len(known) < 0.95 * len(draws):
+        return value, float("nan"), float("nan")
+    return value, *map(float, np.quantile(known, [0.025, 0.975]))
 
 
 def _ratio(pairs: np.ndarray) -> np.ndarray:

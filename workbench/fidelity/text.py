@@ -161,6 +161,8 @@ def _facts(facts: Mapping[str, Any]) -> list[str]:
         f"{facts['rolled_states']} different undecided states were played on {facts['rolls']} times each: "
         f"{'; '.join(who)}, whose log-probs are {facts['logprob_gap']:.1e} nats a token from those recorded."
     ]
+    if facts["groups"] == 1:
+        out.append("All episodes are of one group, which says nothing of others: no interval can be told.")
     for what, why in (("are excluded", facts["excluded"]), ("have no solver's value", facts["unsolved"])):
         if why:
             first = next(iter(why.items()))

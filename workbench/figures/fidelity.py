@@ -152,8 +152,8 @@ def reliability(found: Fidelity) -> go.Figure:
             line=dict(color=colour, width=1.4),
             marker=dict(color=colour, size=[6 + 16 * (s / most) ** 0.5 for s in rows["states"]], opacity=0.85),
             error_y=dict(
-                array=(rows["value_high"] - rows["value"]).to_list(),
-                arrayminus=(rows["value"] - rows["value_low"]).to_list(),
+                array=(rows["value_high"] - rows["value"]).fill_null(0).to_list(),
+                arrayminus=(rows["value"] - rows["value_low"]).fill_null(0).to_list(),
                 color=colour, thickness=1.2, width=3,
             ),
             hovertext=[
