@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from polars.testing import assert_frame_equal
+from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHeadModel
 
 pytest.importorskip("trl", reason="TRL is not installed here; `make crosscheck` installs it")
 
@@ -21,6 +22,7 @@ from workbench.engines.trl import CreditTrainer  # noqa: E402
 from workbench.envs.base import EnvBatch  # noqa: E402
 from workbench.errors import WorkbenchError  # noqa: E402
 from workbench.methods import METHODS, method  # noqa: E402
+from workbench.records import Batch  # noqa: E402
 from workbench.report import build_report  # noqa: E402
 from workbench.runs import RunFolder  # noqa: E402
 from workbench.share import explorable  # noqa: E402
@@ -200,6 +202,46 @@ def test_what_cannot_be_read_is_said_in_a_line(tmp_path):
     cpu = ["grpo.use_cpu=true", "grpo.bf16=false", "--out", str(tmp_path), "grpo.max_steps=1"]
     with pytest.raises(WorkbenchError, match="could not be loaded"):
         launch.main([*cpu, "--model", str(tmp_path / "nothing"), "play.teacher=false"])
+    assert not list(tmp_path.glob("trl/*"))
+
+
+def test_learned_positions_count_from_the_first_token_and_dropout_is_off(tokenizer, tmp_path):
+    """Prompts of two lengths, padded on their left; scores are those that tokens were sampled at all the same."""
+    prepare(tmp_path, tokenizer)
+    model = GPT2LMHeadModel(GPT2Config(
+        vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=512, initializer_range=0.2,
+        pad_token_id=0, eos_token_id=2, bos_token_id=None,
+    ))  # fmt: skip
+    model.save_pretrained(tmp_path / "model")
+    trainer = credit_trainer(tmp_path, "grpo", 1, args={"beta": 0.05})
+    trainer.train()
+    batch = trainer.step.batch
+    sampled = Batch.from_episodes(trainer.step.episodes, "episode", 0)
+    mask = batch.response_mask
+    assert len(set(mask.int().argmax(1).tolist())) > 1
+    for scores in (batch.old_logprobs, batch.reference_logprobs):
+        torch.testing.assert_close(scores[mask], sampled.old_logprobs[mask], rtol=0, atol=1e-4)
+    assert trainer.step.updates[0]["ratio_max"] == pytest.approx(1, abs=1e-4)
+
+
+def test_a_model_that_only_trl_can_sample_from(tokenizer, tmp_path):
+    """Refused before there is a run folder, unless TRL's own generation is asked for."""
+    prepare(tmp_path, tokenizer)
+    model = FalconForCausalLM(FalconConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0,
+        eos_token_id=2, bos_token_id=None,
+    ))  # fmt: skip
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(WorkbenchError, match="sampler = 'engine'"):
+        launch.main([
+            "--env", "parity", "--model", str(tmp_path / "model"), "--out", str(tmp_path / "out"),
+            f"play.skills={tmp_path / 'skills'}", *(f"play.{k}={v}" for k, v in GAME.items()),
+            "grpo.use_cpu=true", "grpo.bf16=false", "grpo.max_steps=1", "grpo.num_generations=4",
+        ])  # fmt: skip
+    assert not list(tmp_path.glob("out/*/*"))
+    trainer = credit_trainer(tmp_path, "grpo", 1, args={"sampler": "engine"})
+    trainer.train()
+    assert trainer.step.updates[0]["ratio_max"] == pytest.approx(1, abs=1e-4)
 
 
 def test_losses_that_trl_has_and_losses_that_it_has_not():

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import tomllib
 from dataclasses import fields
 from importlib.metadata import version
@@ -96,9 +97,13 @@ def run(asked: dict[str, Any], resume: str | None = None) -> RunFolder | None:
             str(small) if small else asked["model"], method, asked["env"], args, play,
             folder if state.is_main_process else None,
         )  # fmt: skip
-    except OSError as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise WorkbenchError(f"model {asked['model']!r} could not be loaded: {line}") from None
+    except BaseException as error:
+        if state.is_main_process and not resume:  # nothing was begun
+            shutil.rmtree(path, ignore_errors=True)
+        if isinstance(error, OSError):
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise WorkbenchError(f"model {asked['model']!r} could not be loaded: {line}") from None
+        raise
     checkpoint = get_last_checkpoint(output) if os.path.isdir(output) else None
     if not state.is_main_process:
         trainer.train(resume_from_checkpoint=checkpoint)

@@ -91,9 +91,9 @@ def fitted(args: Any, method: Method, limits: Limits) -> tuple[Any, bool]:
         refuse("vllm_importance_sampling_correction", "this policy loss is not TRL's: set it to False, and engine_cap")
     wanted = {
         **({"loss_type": "grpo", "importance_sampling_level": "token"} if own is None else own),
-        "num_iterations": method.reuse.max_reuse,
+        "num_iterations": method.reuse.max_reuse, "disable_dropout": True,
         "max_completion_length": limits.max_turns * limits.max_response_tokens,
-    }
+    }  # fmt: skip
     for name, value in wanted.items():
         if getattr(args, name) not in (defaults[name], value):
             refuse(name, f"method {method.name} and the limits of play make it {value!r}")

@@ -180,6 +180,11 @@ def player_of(trainer: Any) -> Policy | Lockstep:
             "sampler = 'session' needs the whole model in each process and no sampling options of TRL's own"
         )
     if not engine and settings.sampler != "engine":
+        if not model._supports_attention_backend:
+            raise WorkbenchError(
+                f"{type(model).__name__}: its attention cannot be replaced, so only TRL's own generation samples from "
+                "it: set sampler = 'engine'"
+            )
         training = model.training
         policy = Policy(model, tokenizer, torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None)
         model.train(training)

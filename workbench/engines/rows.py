@@ -4,6 +4,7 @@ TRL and verl keep a row as a prompt (B,P) padded on its left and a completion (B
 Batch is the same tokens without padding inside, so completion column c of a prompt of p tokens is its column p + c.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,26 @@ class Rows:
             raise WorkbenchError(f"row {row}: the engine's tokens or their mask are not those that were sampled")
         if int(mask.sum()) != int(batch.response_mask.sum()):
             raise WorkbenchError("the engine's completions do not hold all tokens that were sampled")
+
+
+def count_positions(model: Any) -> None:
+    """Have a model with learned positions count them from each row's first token, behind the padding.
+
+    TRL passes a mask and no positions, and such a model would number the padding too, so that one text has other
+    log-probs beside a longer prompt. Rotary positions are relative: those models stay bit for bit as they are.
+    """
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return
+    if any(hasattr(module, "inv_freq") for module in model.modules()):
+        return
+
+    def count(module: Any, args: tuple, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        mask, ids = given.get("attention_mask"), given.get("input_ids")
+        if given.get("position_ids") is None and mask is not None and ids is not None and mask.shape == ids.shape:
+            given["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)
+        return args, given
+
+    model.register_forward_pre_hook(count, with_kwargs=True)
 
 
 def trl_rows(batch: Batch, episodes: Sequence[Episode]) -> dict[str, list]:

@@ -44,7 +44,7 @@ from ..update import Diverged
 from .heads import HeadEnergy
 from .options import check_engine, fitted, gated
 from .play import Lockstep, PlayConfig, player_of, teacher_of, training_jobs
-from .rows import Rows, episode_reward, trl_rows
+from .rows import Rows, count_positions, episode_reward, trl_rows
 from .step import Step, scored, step_of
 
 RANGE = ">=1.16,<1.17"
@@ -101,9 +101,11 @@ class CreditTrainer(GRPOTrainer):
             model, reward_funcs=episode_reward, args=args, train_dataset=rows,
             eval_dataset=None if args.eval_strategy == "no" else rows, rollout_func=self._rollout, **trl,
         )  # fmt: skip
-        self.message = message if self.accelerator.is_main_process else _silent
+        self.message = message if self.accelerator.is_main_process else lambda line: None
         bare = self.accelerator.unwrap_model(self.model)
         self.bare = bare.get_base_model() if is_peft_model(bare) else bare
+        for one in filter(None, (self.bare, self.ref_model)):
+            count_positions(self.accelerator.unwrap_model(one))
         self.gate = make_gate(method, args.seed)
         kind = self.accelerator.distributed_type
         self.sharded = kind == DistributedType.FSDP or self._dist.is_zero3
@@ -386,10 +388,6 @@ class _AfterUpdate(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.trainer.end_step()
-
-
-def _silent(line: str) -> None:
-    pass
 
 
 if __name__ == "__main__":
