@@ -351,6 +351,33 @@ def test_command_prints_table_verdict_and_how_to_see_more(folder, tmp_path, caps
     assert len(errors) == 3 and all(line.startswith("workbench: ") for line in errors)
 
 
+def test_environments_are_compared_apart(tmp_path, capsys):
+    folder, envs = tmp_path / "made", {1: "one", 2: "two"}
+    folder.mkdir()
+    made_study.write(folder, {"grpo 1": 0.4, "gigpo 1": 0.9, "grpo 2": 0.6, "gigpo 2": 0.6}, ("small",), seeds=4)
+    cells = []
+    for config in sorted(folder.glob("*/config.json")):
+        head = json.loads(config.read_text())
+        env = head["config"]["env"] = envs[head["config"].pop("method_options")["updates"]]
+        config.write_text(json.dumps(head))
+        cells.append({"label": f"{head['config']['method']} env={env}", "parameters": head["config"]})
+        for table in config.parent.glob("tables/evals/*.parquet"):
+            pl.read_parquet(table).with_columns(pl.lit(f"{env}/") + pl.col("task")).write_parquet(table)
+    (folder / "study.json").write_text(json.dumps({"cells": cells}))
+    parts = collected.collect(folder).by_env()
+    assert sorted(parts) == ["one", "two"]
+    for part in parts.values():
+        assert part.runs.height == part.evals["run"].n_unique() == part.steps["run"].n_unique() == 8
+        assert set(part.evals["label"]) == set(part.steps["label"]) == set(part.runs["label"]) == {"grpo", "gigpo"}
+    assert main(["compare", str(folder)]) == 0
+    said = capsys.readouterr().out
+    first, second = said.split("\ntwo\n")
+    assert "gigpo is ahead on this panel" in first and "no winner is named" in second
+    assert f"workbench run games -p study {folder}" in second
+    assert main(["compare", str(folder), "--out", str(tmp_path / "page.html")]) == 2
+    assert "--out writes the figures of one environment" in capsys.readouterr().err
+
+
 def test_shipped_runs_are_read_without_steps():
     if not shipped.data("recorded_compare").is_dir():
         pytest.skip("no recorded runs are shipped in data/recorded_compare")

@@ -57,6 +57,16 @@ class Collected:
                         for t in (self.evals, self.steps))  # fmt: skip
         return replace(self, evals=evals, steps=steps, runs=runs, notes=self.notes + notes)
 
+    def by_env(self) -> dict[str, "Collected"]:
+        """The runs of each environment, in the order in which they come first, under labels that leave it out."""
+        envs = dict(zip(self.runs["run"], (str(c.get("env", "")) for c in self.configs), strict=True))
+        out = {}
+        for env in dict.fromkeys(envs.values()):
+            part = self.only(pl.col("run").is_in([run for run, own in envs.items() if own == env]))
+            label = pl.col("label").str.replace(f" env={env}", "", literal=True)
+            out[env] = replace(part, **{name: getattr(part, name).with_columns(label) for name in _TABLES})
+        return out
+
     @property
     def configs(self) -> list[dict[str, Any]]:
         """The parameters of each run."""

@@ -22,7 +22,7 @@ def add(commands: "argparse._SubParsersAction") -> None:
 def _compare(arguments: argparse.Namespace) -> None:
     """Compare the methods of a study: success with intervals, the chance to end above the control, the cost to a target
     success, and a verdict that names no winner where the interval, corrected for the number of methods, includes
-    zero."""
+    zero. Runs of several environments are compared within each."""
     from .. import comparison
     from ..collected import collect, save
     from ..sweep.mirror import is_url
@@ -34,21 +34,17 @@ def _compare(arguments: argparse.Namespace) -> None:
         raise WorkbenchError(f"--target must be a success rate above 0 and at most 1, got {arguments.target:g}")
     everything = collect(arguments.folder)
     data = comparison.finished(everything)
-    control, panel = comparison.pick_control(data.evals, arguments.control), arguments.panel
-    for line in [*comparison.describe(data.evals, panel, control), *data.notes]:
+    parts, panel = data.by_env(), arguments.panel
+    if page and len(parts) > 1:
+        more = f"{len(parts)} environments, drawn by {_games(arguments.folder)}"
+        raise WorkbenchError(f"--out writes the figures of one environment; these runs are of {more}")
+    for line in data.notes:
         print(printable(line))
-    print()
-    for line in table(comparison.summary(data, control, panel, target=arguments.target), arguments.target):
-        print(printable(line))
-    print()
-    sentences = [
-        *comparison.verdict(data.evals, control, panel),
-        *comparison.budget_sentences(comparison.budget(data), control),
-        *comparison.unbalanced(data.evals, control),
-        *comparison.differing(data.configs),
-    ]
-    for line in sentences:
-        print(printable(line))
+    for env, part in parts.items():
+        if len(parts) > 1:
+            print("", printable(env), "", sep="\n")
+        for line in _lines(part, arguments.control, panel, arguments.target):
+            print(printable(line))
     given = {"folder": arguments.folder, "control": arguments.control, "panel": panel}
     given = {name: value for name, value in given.items() if value} | {"target": f"{arguments.target:g}"}
     print()
@@ -59,9 +55,33 @@ def _compare(arguments: argparse.Namespace) -> None:
     if page:
         _write_page(page, given)
         print(f"report  {page}")
+    elif len(parts) > 1:
+        print("Each environment is compared by itself, and so corrected for its own methods alone.")
+        print(f"figures: {_games(arguments.folder)}")
     else:
         told = " ".join(f"-p {name} {shlex.quote(str(value))}" for name, value in given.items())
         print(f"figures: workbench run compare {told}")
+
+
+def _games(folder: str) -> str:
+    return f"workbench run games -p study {shlex.quote(folder)}"
+
+
+def _lines(data, control: str, panel: str, target: float) -> list[str]:
+    """What the runs of one environment (workbench.collected.Collected) show."""
+    from .. import comparison
+
+    control = comparison.pick_control(data.evals, control)
+    return [
+        *comparison.describe(data.evals, panel, control),
+        "",
+        *table(comparison.summary(data, control, panel, target=target), target),
+        "",
+        *comparison.verdict(data.evals, control, panel),
+        *comparison.budget_sentences(comparison.budget(data), control),
+        *comparison.unbalanced(data.evals, control),
+        *comparison.differing(data.configs),
+    ]
 
 
 def table(summary, target: float) -> list[str]:
