@@ -131,6 +131,8 @@ def test_bad_input_is_refused():
     for total in (9, 61):
         with pytest.raises(WorkbenchError, match="5 tasks of 2 to 12 rollouts take 10 to 60 in all"):
             allocate(**(EXAMPLE | {"total": total}))
+    with pytest.raises(WorkbenchError, match="whole rollouts is expected, got 25.5"):
+        allocate(**(EXAMPLE | {"total": 25.5}))
     for p in ([0.1, 1.1], [math.nan], [-0.1], []):
         with pytest.raises(WorkbenchError, match="task"):
             allocate(**(EXAMPLE | {"p": p, "total": 2 * len(p)}))

@@ -288,6 +288,9 @@ def test_snapshots_rebuild_the_state(tmp_path):
         (lambda: Board(2, 2, frozenset({(0, 1)}), (0, 9)), "first click .* lies outside"),
         (lambda: Board(2, 2, frozenset(), (0, 0)), "no mine"),
         (lambda: solver.belief(("1x",), 1), "'x' in 1x"),
+        (lambda: solver.belief(("²?",), 1), "'²' in ²"),
+        (lambda: solver.belief(("1??", "??"), 1), r"'1\?\?/\?\?'; expected at least one row, and all of one length"),
+        (lambda: solver.belief((), 1), "expected at least one row"),
     ],
 )
 def test_bad_input_is_one_line(call, said):

@@ -120,6 +120,8 @@ def test_bounds_and_rates_are_checked():
                 allocate(p, 20)
         with pytest.raises(WorkbenchError, match="bounds must be"):
             allocate([0.5], 1, lo=0)
+        with pytest.raises(WorkbenchError, match="whole rollouts is expected, got 20.5"):
+            allocate([0.1, 0.5], 20.5)
     for values, total in ((np.zeros((2, 3)), 5), (np.zeros((2, 3)), -1)):
         with pytest.raises(WorkbenchError, match="take 0 to 4 in all"):
             exact.share(values, total)

@@ -135,6 +135,7 @@ def test_advantages_of_ragged_groups_in_any_order():
     torch.testing.assert_close(got, rewards - torch.where(groups == 7, fused.baseline[1], fused.baseline[0]))
     order = torch.tensor([4, 0, 6, 3, 1, 5, 2])
     torch.testing.assert_close(advantage(rewards[order], groups[order], prior[order])[0], got[order])
+    torch.testing.assert_close(advantage(rewards.long(), groups, prior)[0], got)
 
 
 def test_a_rate_becomes_a_prior_on_the_scale_of_rewards():

@@ -9,6 +9,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
@@ -113,6 +114,8 @@ def allocate(
     p = _rates(p, "task")
     if not 0 <= lo <= hi:
         raise WorkbenchError(f"CoBA: bounds must be 0 <= lo <= hi, got {lo} and {hi}")
+    if not isinstance(total, Integral):
+        raise WorkbenchError(f"CoBA: a total of whole rollouts is expected, got {total!r}")
     if not len(p) * lo <= total <= len(p) * hi:
         raise WorkbenchError(
             f"CoBA: {len(p)} tasks of {lo} to {hi} rollouts take {len(p) * lo} to {len(p) * hi} in all, got {total}"

@@ -14,6 +14,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -228,6 +229,8 @@ def _table(p: Sequence[float], total: int, lo: int, hi: int) -> np.ndarray:
     p = _rates(p, "success rate of task", "no task was given; it needs the success rate of at least one")
     if not 1 <= lo <= hi:
         raise WorkbenchError(f"V0: bounds must be 1 <= lo <= hi, got {lo} and {hi}")
+    if not isinstance(total, Integral):
+        raise WorkbenchError(f"V0: a total of whole rollouts is expected, got {total!r}")
     if not len(p) * lo <= total <= len(p) * hi:
         raise WorkbenchError(
             f"V0: {len(p)} tasks of {lo} to {hi} rollouts take {len(p) * lo} to {len(p) * hi} in all, got {total}"

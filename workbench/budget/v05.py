@@ -119,6 +119,7 @@ def advantage(rewards: Tensor, groups: Tensor, prior: Tensor) -> tuple[Tensor, F
             f"V0.5: rewards {tuple(rewards.shape)}, groups {tuple(groups.shape)} and priors {tuple(prior.shape)} "
             "must be (N,) all"
         )
+    rewards = rewards if rewards.is_floating_point() else rewards.to(prior.dtype)
     _within(rewards, "a reward")
     labels, index = torch.unique(groups, return_inverse=True)
     zeros = rewards.new_zeros(len(labels))

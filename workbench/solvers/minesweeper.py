@@ -24,7 +24,7 @@ from ..errors import WorkbenchError
 from ..games.minesweeper import Board, Position, mined, neighbours, opened_by, view, won
 
 NODE_LIMIT = 200_000  # partial assignments tried for one visible board
-HIDDEN = "?F"
+HIDDEN, DIGITS = "?F", "012345678"
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,17 @@ def belief(board: tuple[str, ...], mines: int, limit: int = NODE_LIMIT) -> Belie
     Hidden cells touched by the same numbers are one group; groups that share a number are one component, enumerated
     by itself; components and the cells no number touches then share the mines out, each share weighted by its
     binomial. Flags are read as hidden cells. Raises Unsolved over `limit` partial assignments, WorkbenchError where no
-    arrangement fits.
+    arrangement fits or the board is malformed.
     """
-    rows, cols = len(board), len(board[0])
+    rows, cols = len(board), len(board[0]) if board else 0
+    if not cols or any(len(row) != cols for row in board):
+        raise WorkbenchError(f"Minesweeper: {_short(board)!r}; expected at least one row, and all of one length")
     text, near = "".join(board), neighbours(rows, cols)
     hidden = [cell for cell, seen in enumerate(text) if seen in HIDDEN]
     left, touching = {}, defaultdict(list)
     for cell, seen in enumerate(text):
         if seen not in HIDDEN:
-            if not seen.isdigit():
+            if seen not in DIGITS:
                 raise WorkbenchError(f"Minesweeper: {seen!r} in {_short(board)}; expected digits, ? and F")
             left[cell] = int(seen)
             for other in near[cell]:
