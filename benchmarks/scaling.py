@@ -6,13 +6,14 @@ One of the four is varied, the rest stays at the setting that is printed first; 
 longer context alone comes from longer messages. The model has the shipped small model's config and random weights; the
 environment is a script of random tokens that never ends early, and a response ends at its token limit, so that counts
 are exact whatever is sampled. Groups of 8 begin with the same message. Rollout is `rollout.play`, scoring
-`Policy.score_rows`, update `update.accumulate` with GRPO's loss. Times are CPU seconds, the least of up to 5
-repeats in about 2 seconds.
+`Policy.score_rows`, update `update.accumulate` with GRPO's loss. Times are CPU seconds, the least of up to 3 repeats in
+about 2 seconds.
 
 An axis's exponent is the slope of a least squares line through log seconds and log size, over the upper half of its
 sizes: below, costs that do not grow hide it. Then the memory that scoring adds at its peak, in a process of its own
-each, beside transformers' forward with the logits of the same rows: all rows at once, and in passes of as many tokens
-as ours. The last line is the ratio to the former. --quick leaves out the two largest sizes of each axis.
+each, beside transformers' forward of the same rows, with logits of all their tokens: the rows at once, and in passes of
+as many tokens as ours. null is not measured. The last line is the ratio to the former. --quick leaves out the two
+largest sizes of each axis.
 """
 
 import argparse
@@ -147,7 +148,7 @@ def update(setting: Setting, batch: Batch) -> Tensor:
     return policy.lm_head.weight.grad
 
 
-def seconds(work: Callable[[], Any], repeats: int = 5, enough: float = 2.0) -> tuple[float, Any]:
+def seconds(work: Callable[[], Any], repeats: int = 3, enough: float = 2.0) -> tuple[float, Any]:
     """The least CPU time of up to `repeats` calls, while they have not taken `enough` seconds, and what they return."""
     best, spent, calls, done = float("inf"), 0.0, 0, None
     while calls < repeats and spent < enough:
@@ -158,7 +159,7 @@ def seconds(work: Callable[[], Any], repeats: int = 5, enough: float = 2.0) -> t
     return best, done
 
 
-def measured(axis: str, sizes: Sequence[int], base: Setting, repeats: int = 5) -> pl.DataFrame:
+def measured(axis: str, sizes: Sequence[int], base: Setting, repeats: int = 3) -> pl.DataFrame:
     """A row a size and stage: axis, size, stage, CPU seconds, and the tokens that were sampled and those of all rows.
     Exits where these are not what the setting says."""
     out = []
@@ -224,6 +225,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--figure", type=Path, help="write it as a page, FILE.html")
     given = parser.parse_args()
+    if given.figure and given.figure.suffix != ".html":
+        parser.error(f"--figure: a file that ends in .html is expected, got {given.figure}")
     torch.set_num_threads(given.threads)
     base = Setting()
     print(f"{base}; {given.threads} threads, torch {torch.__version__}")
