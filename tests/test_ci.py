@@ -40,7 +40,7 @@ def fake(monkeypatch):
         run = RunFolder.create(out, name, {"parameters": parameters})
         run.update_manifest(result=records.get(name, {"run": run.path.name, **RECORD}), error=errors.get(name))
         if name in errors:
-            raise RunFailed(f"run failed in cell 2 of 3\n  {errors[name]}", run)
+            raise RunFailed(f"run failed in cell 2 of 3\n  {errors[name]}", run, errors[name])
         (run.path / "report.html").write_text(name)
         return run
 

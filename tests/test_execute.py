@@ -223,6 +223,7 @@ def test_a_full_disk_ends_the_run_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", fsync)
     with pytest.raises(RunFailed, match="executed.ipynb was not written: the disk is full") as failure:
         run_notebook(notebook, progress=False)
+    assert failure.value.why.endswith("executed.ipynb was not written: the disk is full")
     kept = ["LOCK", "config.json", "manifest.json", "notebook.ipynb"]
     assert sorted(p.name for p in failure.value.run.path.iterdir()) == kept
 

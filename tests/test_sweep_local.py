@@ -19,6 +19,7 @@ from sweep_notebook import assert_whole, finished, write_study
 from workbench import cli
 from workbench.errors import WorkbenchError
 from workbench.runs import RunFolder, files
+from workbench.runs.execute import RunFailed
 from workbench.sweep import cell, local, pool
 from workbench.sweep.cell import Job, Outcome
 from workbench.sweep.mirror import Mirror
@@ -241,6 +242,18 @@ def test_a_full_disk_stops_the_sweep_in_one_line_with_finished_cells_kept(tmp_pa
     assert swept(study).line == "4 finished, 2 done already, 0 failed"
     for run in finished(tmp_path / "runs" / "tiny").values():
         assert_whole(run)
+
+
+def test_why_a_run_failed_is_told_also_where_the_disk_took_no_word_of_it(tmp_path, monkeypatch):
+    study = write_study(tmp_path)
+    job = Job("a", str(study.notebook), study.cells[0].parameters, str(tmp_path / "runs"), study.name, again=True)
+
+    def full(*args, **options):
+        raise RunFailed("run failed in cell 3 of 3", begun(job), "report.html was not written: the disk is full")
+
+    monkeypatch.setattr(cell, "run_notebook", full)
+    outcome = cell.do(job)
+    assert (outcome.status, outcome.error) == ("failed", "report.html was not written: the disk is full")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -222,7 +222,7 @@ def _run(case: Case, before: Mapping[str, Outcome], out: Path, update: bool) -> 
         why = expectations.problems(run.manifest["result"], _standing(case, update))
     except RunFailed as failure:
         account = [line.strip() for line in str(failure).splitlines() if line.strip()]
-        why = (failure.run.manifest["error"] or account[0], *account)
+        why = (failure.why or account[0], *account)
         report = _report(case.label, failure.run, out)
         return Outcome(case.label, "failed", time.monotonic() - clock, why, None, report)
     except WorkbenchError as error:

@@ -28,19 +28,20 @@ _ATOMIC = "workbench-atomic:"
 
 
 class RunFailed(RuntimeError):
-    """A cell of the notebook did not complete. The message tells which, why, and how to resume; `run` is its folder."""
+    """A cell of the notebook did not complete. The message tells which, why, and how to resume; `run` is its folder,
+    `why` the reason in one line, also where a full disk kept it out of the manifest."""
 
-    def __init__(self, message: str, run: RunFolder):
+    def __init__(self, message: str, run: RunFolder, why: str = ""):
         super().__init__(message)
-        self.run = run
+        self.run, self.why = run, why
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C or a signal like it: the folder was left so that the run can be resumed; the message says how."""
+    """Ctrl-C or a signal like it (`why`): the folder was left so that the run can be resumed; the message says how."""
 
-    def __init__(self, message: str, run: RunFolder):
+    def __init__(self, message: str, run: RunFolder, why: str = ""):
         super().__init__(message)
-        self.run = run
+        self.run, self.why = run, why
 
 
 def run_notebook(
@@ -133,7 +134,7 @@ def _execute(run: RunFolder, what: Resumption, progress: bool) -> RunFolder:
             with contextlib.suppress(WorkbenchError):
                 run.update_manifest(**facts, **ended(status))
     told = account.account(run, facts | {"status": status})
-    raise (RunInterrupted if status == "interrupted" else RunFailed)(told, run) from stopped
+    raise (RunInterrupted if status == "interrupted" else RunFailed)(told, run, facts["error"]) from stopped
 
 
 class _Stops:

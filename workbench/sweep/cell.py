@@ -94,7 +94,7 @@ def begun(job: Job) -> RunFolder:
 
 def _stopped(error: RunFailed | RunInterrupted) -> Outcome:
     status = "failed" if isinstance(error, RunFailed) else "interrupted"
-    return Outcome(status, str(error.run.path), str(error.run.manifest.get("error") or status))
+    return Outcome(status, str(error.run.path), error.why or status)
 
 
 def _do_mirrored(job: Job, progress: bool) -> Outcome:
