@@ -10,7 +10,8 @@ the least-squares slope a step with its standard error, and what 10,000 steps wo
 Then a made-up run of `--tokens` tokens, 10 turns an episode, of which a process each reads one step's columns, opens
 the explorer, and takes one mean over all tokens, all by lazy scans; the peer is a process that reads all columns of the
 table at once with polars' read_parquet and takes the same mean. Peaks are above what a process held before it read.
-Files were just written, so the system has them in its cache. The last line holds the peer over the slowest and largest of the three.
+The files were just written, so the system has them in its cache. The last line holds the peer over the slowest and
+largest of the three.
 """
 
 import argparse
