@@ -68,7 +68,30 @@ def test_the_ceiling_is_what_perfect_credit_reaches(world):
     top, low, high = scores.ceiling(rolled)
     perfect = scores.score(known.advantage, rolled).value["correlation"]
     assert low < top < high and 0.5 < perfect < 0.9
-    assert perfect == pytest.approx(top, abs=0.12)
+    assert perfect == pytest.approx(top, abs=0.2)
+
+
+def test_the_ceiling_is_not_far_above_perfect_credit_where_wins_are_rare():
+    rng, apart = np.random.default_rng(0), []
+    for seed in range(4):
+        paths, perfect, groups = [], [], []
+        for group in range(25):
+            steps, chance, shared = rng.integers(2, 5), rng.uniform(0.05, 0.2), {}
+            for _ in range(4):
+                left = steps - np.cumsum([0, *(rng.random(10) < chance)])
+                left = left[: next((k for k, n in enumerate(left) if n <= 0), 10) + 1]
+                known = [stats.binom.sf(n - 1, 10 - k, chance) for k, n in enumerate(left)]
+                path = [
+                    shared.setdefault(tuple(left[: k + 1]), estimate(rng.random(ROLLS) < value))
+                    for k, value in enumerate(known[:-1])
+                ]
+                paths.append([*path, exact(known[-1])])
+                perfect.append(np.diff(known))
+                groups.append(group)
+        rolled = truth(paths, groups)
+        reached = scores.score(padded(perfect, rolled.mask.shape[1]), rolled, resamples=1).value["correlation"]
+        apart.append(scores.ceiling(rolled, draws=30, seed=seed)[0] - reached)
+    assert -0.05 < np.mean(apart) < 0.13
 
 
 def test_the_belief_of_an_ideal_teacher_is_better_than_chance(world):
