@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 from torch import Tensor
 
 from .loss import masked_mean
@@ -75,11 +76,13 @@ def turns_frame(
         "truncated": [t.truncated for _, _, t in turns],
         "reward": [float(t.reward) for _, _, t in turns],
         **{name: pl.Series([getattr(t, name) for _, _, t in turns], dtype=pl.Float64) for name in SOLVER},
-        "context_ids": pl.Series([ids.tolist() for ids, _ in contexts], dtype=pl.List(pl.Int32)),
         "continues": [continues for _, continues in contexts],
-        "token_ids": pl.Series([t.response_ids.tolist() for _, _, t in turns], dtype=pl.List(pl.Int32)),
-        "pieces": pl.Series([pieces(t.response_ids) for _, _, t in turns], dtype=pl.List(pl.String)),
     }
+    ids, sizes = np.concatenate([t.response_ids for _, _, t in turns]), [len(t.response_ids) for _, _, t in turns]
+    before = np.concatenate([ids for ids, _ in contexts])
+    columns |= lists({"context_ids": pl.Series(before, dtype=pl.Int32)}, [len(ids) for ids, _ in contexts])
+    sampled = {"token_ids": pl.Series(ids, dtype=pl.Int32), "pieces": pl.Series(pieces(ids), dtype=pl.String)}
+    columns |= lists(sampled, sizes)
     columns |= token_lists(batch, {name: tokens.get(name) for name in TOKEN_LISTS})
     rare = (*CHOSEN_LISTS, "sampled_logprobs")
     columns |= token_lists(batch, {name: tokens[name] for name in rare if tokens.get(name) is not None})
@@ -90,19 +93,27 @@ def turns_frame(
 def token_lists(batch: Batch, values: dict[str, Tensor | None]) -> dict[str, pl.Series]:
     """Token values (B,T) as columns of one list a turn, in order of episode and turn; nulls where there are none."""
     places, owners, sizes = batch.tokens_by_turn()
-    sizes = sizes.cpu().numpy()
-    ends = np.cumsum(sizes)
     # A turn that a second row repeats comes again, after the row that counts.
-    first = np.diff(owners.cpu().numpy(), prepend=-1) != 0
-    spans = list(zip(ends[first] - sizes[first], ends[first], strict=True))
+    counts = np.diff(owners.cpu().numpy(), prepend=-1) != 0
+    sizes = sizes.cpu().numpy()
+    places = places[torch.from_numpy(np.repeat(counts, sizes)).to(places.device)]
+    flat = {n: pl.Series(v.reshape(-1)[places].float().cpu().numpy()) for n, v in values.items() if v is not None}
+    missing = pl.Series([None] * int(counts.sum()), dtype=pl.List(pl.Float32))
+    return dict.fromkeys(values, missing) | lists(flat, sizes[counts])
 
-    def column(tensor: Tensor | None) -> pl.Series:
-        if tensor is None:
-            return pl.Series([None] * len(spans), dtype=pl.List(pl.Float32))
-        flat = tensor.reshape(-1)[places].float().cpu().numpy()
-        return pl.Series([flat[i:j].tolist() for i, j in spans], dtype=pl.List(pl.Float32))
 
-    return {name: column(tensor) for name, tensor in values.items()}
+def lists(flat: dict[str, pl.Series], sizes: Sequence[int]) -> dict[str, pl.Series]:
+    """Columns of one list a row: of each flat one the first sizes[0] values, then sizes[1], ..."""
+    if not flat:
+        return {}
+    rows = pl.DataFrame({"row": np.arange(len(sizes))})
+    frame = pl.DataFrame(flat).with_columns(pl.Series("row", np.repeat(rows["row"].to_numpy(), sizes)))
+    grouped = frame.group_by("row", maintain_order=True).agg(pl.all())
+    if len(grouped) < len(sizes):  # a row without values has no group
+        grouped = rows.join(grouped, on="row", how="left", maintain_order="left").with_columns(
+            pl.exclude("row").fill_null([])
+        )
+    return {name: grouped[name] for name in flat}
 
 
 def turn_scalars(batch: Batch, table: dict[str, Tensor]) -> dict[str, pl.Series]:
