@@ -7,6 +7,7 @@ it and nothing that was sampled is ever tokenised again.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -86,6 +87,7 @@ class Chat:
         between, self._next_tail = following.rsplit(_MARK, 2)[1:]
         self._next_head = between.split(end, 1)[1]
         self.end_id = tokenizer.eos_token_id
+        self._ids = lru_cache(4096)(self._encode)  # members of a group read the same messages
 
     def first(self, text: str) -> np.ndarray:
         """A conversation's first prompt, up to where the response begins."""
@@ -112,8 +114,10 @@ class Chat:
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def _ids(self, text: str) -> np.ndarray:
-        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+    def _encode(self, text: str) -> np.ndarray:
+        ids = np.asarray(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+        ids.flags.writeable = False
+        return ids
 
     def _render(self, messages: list[tuple[str, str]], generate: bool) -> str:
         chat = [{"role": role, "content": content} for role, content in messages]

@@ -79,7 +79,7 @@ class Session:
         own.room = min(len(uniforms), self.max_length - len(prompt))
         self._live = sorted({*self._live, row})
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(self, end_id: int, temperature: float = 1.0) -> dict[int, Sampled]:
         """Sample one token in every row with a response under way; returns the responses that ended by it.
 

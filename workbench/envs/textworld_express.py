@@ -68,6 +68,9 @@ def _gateway():
     return TextWorldExpressEnv(envStepLimit=1_000_000)
 
 
+_GOLD_PATHS: dict[tuple[str, str, str], list[str]] = {}  # by game, parameters and task: members of a group share one
+
+
 def _text(observation: str) -> str:
     return re.sub(r"\s+", " ", observation).strip()
 
@@ -176,8 +179,11 @@ class TextWorldExpress:
 
     def _gold_path(self) -> list[str]:
         if self._gold is None:
-            path = list(self._server.getGoldActionSequence())
-            self._gold = [a for a in path if a not in FREE] or path
+            game = (self.game, self.params, self._task)
+            if game not in _GOLD_PATHS:
+                path = list(self._server.getGoldActionSequence())
+                _GOLD_PATHS[game] = [a for a in path if a not in FREE] or path
+            self._gold = _GOLD_PATHS[game]
         return self._gold
 
     def _put_away(self) -> Solution:
