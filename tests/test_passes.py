@@ -37,6 +37,8 @@ def test_every_row_once_beside_those_of_its_prompt(rows, max_tokens):
         assert {PROMPTS[row] for row in part} <= {5} if shared == 0 else {PROMPTS[row] for row in part} == {shared + 1}
     if max_tokens == 60:  # 19 shared, and 5 + 31 of their own; the next would be too many
         assert cut[:2] == [([0, 1], 19), ([2, 4], 19)]
+    if max_tokens == 1:  # a prompt of 30 leaves room for 30 more
+        assert ([3, 5], 30) in cut
     assert list(passes(ids[:0], lengths[:0], mask[:0], max_tokens)) == []
 
 

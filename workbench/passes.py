@@ -28,7 +28,8 @@ def passes(input_ids: Tensor, lengths: Tensor, mask: Tensor, max_tokens: int) ->
     """Row indices that go through the model together, about `max_tokens` tokens, and how many leading ones they share.
 
     Rows (B,T) whose prompts, up to the first token of `mask`, are the same share all of it but the last token, from
-    which the first sampled one is predicted. Rows that share with none go by length, as in `microbatches`, with 0.
+    which the first sampled one is predicted; a pass may take as many tokens again as a long prompt has, so that it is
+    not read for each row. Rows that share with none go by length, as in `microbatches`, with 0.
     """
     ids, first = input_ids.cpu().numpy(), mask.to(torch.uint8).argmax(1).tolist()
     prompts: dict[bytes, list[int]] = {}
@@ -40,9 +41,9 @@ def passes(input_ids: Tensor, lengths: Tensor, mask: Tensor, max_tokens: int) ->
         if len(members) == 1 or shared < SHARED_LEAST:
             alone += members
             continue
-        part, tokens = [], shared
+        part, tokens, room = [], shared, max(max_tokens, 2 * shared)
         for row, length in zip(members, lengths[members].tolist(), strict=True):
-            if part and tokens + length - shared > max_tokens:
+            if part and tokens + length - shared > room:
                 yield torch.tensor(part, device=lengths.device), shared
                 part, tokens = [], shared
             part.append(row)
