@@ -18,6 +18,7 @@ from workbench.errors import WorkbenchError, unknown
 from workbench.figures.pieces import join
 from workbench.figures.style import pick
 from workbench.runs import RunFolder
+from workbench.runs.folder import scan_files
 from workbench.signals import DERIVED, SIGNALS, numbers
 from workbench.summaries import KEY, TURN_NUMBERS
 
@@ -308,11 +309,11 @@ class RunData:
         return pl.concat(parts, how="vertical_relaxed") if parts else pl.DataFrame(schema=columns)
 
     def _turns(self, step: int) -> pl.LazyFrame:
-        """The turns of one step, from its file alone."""
-        files = {int(f.stem.removeprefix("step=").split(".")[0]): f for f in self.run.table_files("turns")}
-        if step not in files:
-            raise unknown("step of the turns table", str(step), map(str, files))
-        return pl.scan_parquet(files[step], hive_partitioning=False, glob=False)
+        """The turns of one step, from its own files, without a listing of all steps."""
+        if files := self.run.step_files("turns", step):
+            return scan_files(files)
+        steps = (f.stem.removeprefix("step=").split(".")[0] for f in self.run.table_files("turns"))
+        raise unknown("step of the turns table", str(step), (str(int(step)) for step in steps))
 
 
 def plain(frame: pl.DataFrame) -> list[dict[str, Any]]:
