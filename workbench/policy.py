@@ -65,7 +65,7 @@ class Policy:
         if dtype not in ("auto", "float32", "bfloat16"):
             raise WorkbenchError(f"dtype must be auto, float32 or bfloat16, got {dtype!r}")
         low = dtype == "bfloat16" or (dtype == "auto" and device.startswith("cuda"))
-        _check_folder(str(name), random_init)
+        check_folder(str(name), random_init)
         disable_progress_bar()  # it leaves an empty widget in every notebook
         try:
             tokenizer = load_tokenizer(name)
@@ -208,7 +208,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def _check_folder(name: str, random_init: bool) -> None:
+def check_folder(name: str, random_init: bool) -> None:
+    """Raise WorkbenchError where `name` is a folder that is not there or lacks a file that loading needs."""
     folder = Path(name)
     if not folder.is_dir():
         if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:

@@ -13,11 +13,11 @@ from .config import from_mapping
 from .envs import ENVIRONMENTS
 from .errors import WorkbenchError, unknown
 from .methods import method
-from .policy import Policy
+from .policy import Policy, check_folder
 from .prompts import PromptStyle
 from .runs.files import read_json
 from .sampling import check
-from .skills import RETRIEVALS
+from .skills import RETRIEVALS, SkillBank
 
 # One small model learnt the three games; those of other environments have the environment's name.
 SMALL_MODELS = dict.fromkeys(("rush_hour", "sokoban", "minesweeper"), "games-small")
@@ -136,15 +136,29 @@ def prompt_style(config: TrainConfig) -> PromptStyle:
     return PromptStyle(style, history, show_admissible=style == "action")
 
 
-def load_policy(config: TrainConfig) -> Policy:
-    """The policy a configuration names: a shipped small one, "smollm2", a hub name or a folder."""
+def _model_name(config: TrainConfig) -> str:
+    """A folder, a hub name or "smollm2"."""
     small = small_model(config)
     if config.model == "default" and not small:
         raise WorkbenchError(
             f"no small model is shipped for environment {config.env!r}: set model to a folder, a hub name or "
             f"'smollm2', or make one with: python -m workbench.warmstart --env {config.env} --out FOLDER"
         )
-    name = small or (smollm2.folder() if config.model == "smollm2" else config.model)
+    return str(small or config.model)
+
+
+def check_folders(config: TrainConfig) -> None:
+    """Raise WorkbenchError where the model's or the skills' folder lacks what a run reads of it; loads no model."""
+    if (name := _model_name(config)) != "smollm2":
+        check_folder(name, config.random_init)
+    if config.skills != "auto":
+        SkillBank.load(config.skills, config.skill_retrieval)
+
+
+def load_policy(config: TrainConfig) -> Policy:
+    """The policy a configuration names: a shipped small one, "smollm2", a hub name or a folder."""
+    name = _model_name(config)
+    name = smollm2.folder() if name == "smollm2" else name
     policy = Policy.load(name, config.device, config.dtype, random_init=config.random_init, seed=config.seed)
     policy.micro_tokens = config.micro_tokens or policy.micro_tokens
     if config.lora_rank:

@@ -120,9 +120,9 @@ def plan(notebook: str | Path | None, parameters: Mapping[str, Any] | None = Non
     names = declared(_parsed(content, source), source.name)
     values = resolve(names, parameters or {}, source.name)
     if source == shipped.notebook("train"):
-        from ..settings import from_parameters
+        from ..settings import check_folders, from_parameters
 
-        from_parameters(values)  # what would fail in its second cell is refused before there is a folder
+        check_folders(from_parameters(values))  # what would fail in its second cell is refused before there is a folder
     return Plan(source, content, names, values, frozenset(parameters or {}))
 
 
