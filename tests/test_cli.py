@@ -151,7 +151,8 @@ def test_version_and_help_of_the_installed_command():
     ("name", "value", "said"),
     [("method", "sdra", "did you mean 'sdar'"), ("steps", "0", "steps must be at least 1"), ("env", "twcc", "'twc'"),
      ("method_options", '{"gamm": 1}', "unknown option"), ("more", '{"lora_rnk": 1}', "lora_rank"),
-     ("model", "./nothere", "does not exist"), ("skills", "nothere", "skills folder nothere: general.md expected"), ("env", "coin", "no small model")],
+     ("model", "./nothere", "does not exist"), ("env", "coin", "no small model"),
+     ("skills", "nothere", "skills folder nothere: general.md expected")],
 )  # fmt: skip
 def test_training_that_cannot_start_leaves_no_run(tmp_path, capsys, name, value, said):
     assert cli.main(["run", "train", "-p", name, value, "--out", str(tmp_path / "runs")]) == 2

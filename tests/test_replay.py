@@ -258,8 +258,9 @@ def test_recorded_contexts_give_the_rows_that_were_trained_on(layout, change):
     episodes = list(change(played()))
     batch = Batch.from_episodes(episodes, layout, pad_id=3)
     frame = tables.turns_frame(
-        STEP, episodes, batch, Credit(batch.old_logprobs), {"old_logprobs": batch.old_logprobs}, lambda ids: [""] * len(ids)
-    )
+        STEP, episodes, batch, Credit(batch.old_logprobs), {"old_logprobs": batch.old_logprobs},
+        lambda ids: [""] * len(ids),
+    )  # fmt: skip
     heads = tables.episodes_frame(STEP, episodes, batch.outcome, batch.outcome)
     again = episodes_of(frame.sample(fraction=1, shuffle=True, seed=4), heads, STEP, contexts=True)
     assert [e.contiguous for e in again] == [e.contiguous for e in episodes]
