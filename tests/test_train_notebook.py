@@ -36,8 +36,10 @@ def test_it_trains_records_and_resumes_to_the_same_result(tmp_path):
 @pytest.mark.usefixtures("in_process")
 def test_bad_settings_fail_in_one_clear_account(tmp_path):
     with pytest.raises(RunFailed) as error:
-        run_notebook("train", SMALL | {"skills": "no/such/folder"}, tmp_path, progress=False)
-    assert "general.md expected" in str(error.value) and "resume" in str(error.value)
+        run_notebook("train", SMALL | {"more": {"skill_position": "end"}}, tmp_path, progress=False)
+    assert "must be front or user" in str(error.value) and "resume" in str(error.value)
+    with pytest.raises(WorkbenchError, match="skills folder no/such/folder: general.md expected"):
+        run_notebook("train", SMALL | {"skills": "no/such/folder"}, tmp_path / "none", progress=False)
     with pytest.raises(WorkbenchError, match="unknown name in parameters 'learning_rate'"):
         run_notebook("train", SMALL | {"more": {"learning_rate": 1.0}}, tmp_path / "none", progress=False)
     assert not (tmp_path / "none").exists()
