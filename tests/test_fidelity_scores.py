@@ -217,3 +217,11 @@ def test_a_bin_of_a_belief_that_one_group_alone_has_has_no_interval():
 def hand_of(whole: Truth, e: int) -> Truth:
     n = int(whole.turns[e])
     return truth([[exact(v) for v in whole.value[e, : n + 1]]], [0])
+
+
+def test_padding_is_no_state_when_worlds_are_rolled_again():
+    long, short = ([estimate(np.ones(ROLLS)) for _ in range(n)] for n in (4, 2))
+    found = truth([long, short], [0, 1]).of([1, 0])
+    certain = np.where(found.state_mask, 1.0, 0.0)
+    again = scores._rerolled(found, certain, np.random.default_rng(0))
+    assert np.array_equal(again.value, certain)

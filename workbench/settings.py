@@ -151,7 +151,8 @@ def check_folders(config: TrainConfig) -> None:
     """Raise WorkbenchError where the model's or the skills' folder lacks what a run reads of it; loads no model."""
     if (name := _model_name(config)) != "smollm2":
         check_folder(name, config.random_init)
-    if config.skills != "auto":
+    built = method(config.method, **config.method_options)
+    if config.skills != "auto" and (built.needs_teacher or config.teacher or built.skills != "never"):
         SkillBank.load(config.skills, config.skill_retrieval)
 
 

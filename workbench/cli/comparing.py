@@ -38,12 +38,13 @@ def _compare(arguments: argparse.Namespace) -> None:
     if page and len(parts) > 1:
         more = f"{len(parts)} environments, drawn by {_games(arguments.folder)}"
         raise WorkbenchError(f"--out writes the figures of one environment; these runs are of {more}")
+    found = {env: _lines(part, arguments.control, panel, arguments.target) for env, part in parts.items()}
     for line in data.notes:
         print(printable(line))
-    for env, part in parts.items():
+    for env, lines in found.items():
         if len(parts) > 1:
             print("", printable(env), "", sep="\n")
-        for line in _lines(part, arguments.control, panel, arguments.target):
+        for line in lines:
             print(printable(line))
     given = {"folder": arguments.folder, "control": arguments.control, "panel": panel}
     given = {name: value for name, value in given.items() if value} | {"target": f"{arguments.target:g}"}

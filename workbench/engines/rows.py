@@ -60,7 +60,7 @@ def count_positions(model: Any) -> None:
     """
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return
-    if any(hasattr(module, "inv_freq") for module in model.modules()):
+    if any(name.endswith("inv_freq") for name, _ in model.named_buffers()):
         return
 
     def count(module: Any, args: tuple, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

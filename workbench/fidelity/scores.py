@@ -189,7 +189,8 @@ def _shrunk(truth: Truth) -> np.ndarray:
 
 def _rerolled(truth: Truth, world: np.ndarray, rng: np.random.Generator) -> Truth:
     """The truth of as many rolls again, were `world` (E,K+1) the true values; a state that is shared is rolled once."""
-    _, first, place = np.unique(truth.state, return_index=True, return_inverse=True)
+    state = np.where(truth.state_mask, truth.state, -1)
+    _, first, place = np.unique(state, return_index=True, return_inverse=True)
     n, chance = (x.reshape(-1)[first] for x in (truth.rolls, world))
     rates = np.where(n > 0, rng.binomial(n.astype(int), chance) / np.maximum(n, 1), chance)
     noise = np.where(n > 1, rates * (1 - rates) / np.maximum(n - 1, 1), 0)
