@@ -64,6 +64,8 @@ def turns_frame(
     """
     turns = [(i, k, turn) for i, e in enumerate(episodes) for k, turn in enumerate(e.turns)]
     contexts = [context for e in episodes for context in _contexts(e)]
+    ids, sizes = np.concatenate([t.response_ids for _, _, t in turns]), [len(t.response_ids) for _, _, t in turns]
+    before = np.concatenate([new for new, _ in contexts])
     columns: dict[str, Any] = {
         "step": [step] * len(turns),
         "episode": [i for i, _, _ in turns],
@@ -76,13 +78,11 @@ def turns_frame(
         "truncated": [t.truncated for _, _, t in turns],
         "reward": [float(t.reward) for _, _, t in turns],
         **{name: pl.Series([getattr(t, name) for _, _, t in turns], dtype=pl.Float64) for name in SOLVER},
+        "context_ids": cut(pl.Series(before, dtype=pl.Int32), [len(new) for new, _ in contexts]),
         "continues": [continues for _, continues in contexts],
+        "token_ids": cut(pl.Series(ids, dtype=pl.Int32), sizes),
+        "pieces": cut(pl.Series(pieces(ids), dtype=pl.String), sizes),
     }
-    ids, sizes = np.concatenate([t.response_ids for _, _, t in turns]), [len(t.response_ids) for _, _, t in turns]
-    before = np.concatenate([ids for ids, _ in contexts])
-    columns |= lists({"context_ids": pl.Series(before, dtype=pl.Int32)}, [len(ids) for ids, _ in contexts])
-    sampled = {"token_ids": pl.Series(ids, dtype=pl.Int32), "pieces": pl.Series(pieces(ids), dtype=pl.String)}
-    columns |= lists(sampled, sizes)
     columns |= token_lists(batch, {name: tokens.get(name) for name in TOKEN_LISTS})
     rare = (*CHOSEN_LISTS, "sampled_logprobs")
     columns |= token_lists(batch, {name: tokens[name] for name in rare if tokens.get(name) is not None})
@@ -97,23 +97,27 @@ def token_lists(batch: Batch, values: dict[str, Tensor | None]) -> dict[str, pl.
     counts = np.diff(owners.cpu().numpy(), prepend=-1) != 0
     sizes = sizes.cpu().numpy()
     places = places[torch.from_numpy(np.repeat(counts, sizes)).to(places.device)]
-    flat = {n: pl.Series(v.reshape(-1)[places].float().cpu().numpy()) for n, v in values.items() if v is not None}
-    missing = pl.Series([None] * int(counts.sum()), dtype=pl.List(pl.Float32))
-    return dict.fromkeys(values, missing) | lists(flat, sizes[counts])
+    sizes = sizes[counts].tolist()
+
+    def column(tensor: Tensor | None) -> pl.Series:
+        if tensor is None:
+            return pl.Series([None] * len(sizes), dtype=pl.List(pl.Float32))
+        return cut(pl.Series(tensor.reshape(-1)[places].float().cpu().numpy()), sizes)
+
+    return {name: column(tensor) for name, tensor in values.items()}
 
 
-def lists(flat: dict[str, pl.Series], sizes: Sequence[int]) -> dict[str, pl.Series]:
-    """Columns of one list a row: of each flat one the first sizes[0] values, then sizes[1], ..."""
-    if not flat:
-        return {}
-    rows = pl.DataFrame({"row": np.arange(len(sizes))})
-    frame = pl.DataFrame(flat).with_columns(pl.Series("row", np.repeat(rows["row"].to_numpy(), sizes)))
-    grouped = frame.group_by("row", maintain_order=True).agg(pl.all())
-    if len(grouped) < len(sizes):  # a row without values has no group
-        grouped = rows.join(grouped, on="row", how="left", maintain_order="left").with_columns(
-            pl.exclude("row").fill_null([])
-        )
-    return {name: grouped[name] for name in flat}
+def cut(flat: pl.Series, sizes: Sequence[int | None]) -> pl.Series:
+    """Lists of these sizes, null for None, from their values end to end; a third of the time of a Series of arrays."""
+    counts = np.array([size or 0 for size in sizes], dtype=np.int64)
+    row = pl.Series("row", np.repeat(np.arange(len(sizes)), counts)).set_sorted()
+    lists = pl.DataFrame([row, flat.alias("list")]).group_by("row", maintain_order=True).agg("list")
+    if (counts > 0).all():
+        return lists["list"]
+    places = pl.DataFrame({"row": np.arange(len(sizes)), "size": pl.Series(sizes, dtype=pl.Int64)})
+    spread = places.join(lists, on="row", how="left", maintain_order="left")
+    empty = pl.when(pl.col("size") == 0).then(pl.lit([], dtype=pl.List(flat.dtype)))
+    return spread.select(empty.otherwise(pl.col("list")).alias("list"))["list"]
 
 
 def turn_scalars(batch: Batch, table: dict[str, Tensor]) -> dict[str, pl.Series]:

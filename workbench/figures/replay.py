@@ -6,12 +6,12 @@ the layout of tables as tensors and back. All in float64, from teacher and stude
 
 from dataclasses import replace
 
-import numpy as np
 import polars as pl
 import torch
 
 from ..credit.agent_opsd import AgentOPSDConfig, reshape_turns
 from ..distill import sdar
+from ..tables import cut
 from . import style
 
 NO_TEACHER = "the run was recorded without a teacher's log-probs, so there is no gap to read"
@@ -30,10 +30,6 @@ def _tensor(column: pl.Series) -> torch.Tensor:
     return torch.from_numpy(column.to_numpy(writable=True))
 
 
-def _lists(flat: np.ndarray, lengths: list[int]) -> pl.Series:
-    return pl.Series([part.tolist() for part in np.split(flat, np.cumsum(lengths)[:-1])], dtype=pl.List(pl.Float64))
-
-
 def with_gate(turns: pl.DataFrame, beta: float = -1.0) -> pl.DataFrame:
     """Turns with SDAR's `gate` = sigmoid(beta gap) of every token; beta < 0: as recorded, or 5 where it was not."""
     if beta < 0 and "gate" in turns.columns and turns["gate"].null_count() < turns.height:
@@ -41,7 +37,7 @@ def with_gate(turns: pl.DataFrame, beta: float = -1.0) -> pl.DataFrame:
     rows = with_gap(turns)
     gap = _tensor(rows["gap"].explode().cast(pl.Float64))
     gate = sdar.gate(gap[None], sdar.SDARConfig(beta=5.0 if beta < 0 else beta))[0]
-    return rows.with_columns(_lists(gate.numpy(), rows["gap"].list.len().to_list()).alias("gate"))
+    return rows.with_columns(cut(pl.Series(gate.numpy()), rows["gap"].list.len().to_list()).alias("gate"))
 
 
 def _evidence(rule: str) -> pl.Expr:
