@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from . import shipped, smollm2, trackers
+from .composition import Method
 from .config import from_mapping
 from .envs import ENVIRONMENTS
 from .errors import WorkbenchError, unknown
@@ -147,12 +148,16 @@ def _model_name(config: TrainConfig) -> str:
     return str(small or config.model)
 
 
+def reads_skills(config: TrainConfig, built: Method) -> bool:
+    """Whether a run of this method reads skill texts, as teacher or as student."""
+    return built.needs_teacher or config.teacher or built.skills != "never"
+
+
 def check_folders(config: TrainConfig) -> None:
     """Raise WorkbenchError where the model's or the skills' folder lacks what a run reads of it; loads no model."""
     if (name := _model_name(config)) != "smollm2":
         check_folder(name, config.random_init)
-    built = method(config.method, **config.method_options)
-    if config.skills != "auto" and (built.needs_teacher or config.teacher or built.skills != "never"):
+    if config.skills != "auto" and reads_skills(config, method(config.method, **config.method_options)):
         SkillBank.load(config.skills, config.skill_retrieval)
 
 

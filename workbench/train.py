@@ -34,7 +34,7 @@ from .reuse.lm_head import IsolatedHead, WeightMonitor
 from .rollout import Limits, Teacher, play
 from .runs.folder import RunFolder
 from .selection import Chosen, choose
-from .settings import TrainConfig, load_policy, prompt_style
+from .settings import TrainConfig, load_policy, prompt_style, reads_skills
 from .skills import SkillBank, privileged_inputs, skill_ids
 from .update import Diverged, TeacherRows, UpdateConfig, accumulate, teacher_logprobs
 from .verifying import Verifier
@@ -58,7 +58,7 @@ class Trainer:
             envs.require_solver(config.env, self.envs.envs[0])
         self.limits = Limits(config.max_turns, config.max_response_tokens, config.max_context, config.max_invalid)
         student_reads = self.method.skills != "never"
-        self.teacher = self._teacher() if self.method.needs_teacher or config.teacher or student_reads else None
+        self.teacher = self._teacher() if reads_skills(config, self.method) else None
         # A student that reads the skill text itself has no teacher to differ from.
         self.scores_teacher = self.teacher is not None and not student_reads
         self.train_tasks = self.envs.tasks(self.envs.envs[0].splits[0])
